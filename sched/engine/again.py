@@ -113,3 +113,16 @@ async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any] | None,
     entry.show(options=options)
     await engine.back(entry, change)
     entry.silent = False
+
+
+async def not_started(engine: Engine, entry: LiveJob, reason: str, options: JobOptions) -> None:
+    """It was asked to run again while it was just being started, and that start was ended for it: it waits, with these options."""
+    number, attempt, now = entry.job.id, entry.job.attempt, time.time()
+
+    def change(db: Any) -> None:
+        queue.void_attempt(db, number, attempt, now, reason)
+        queue.set_options(db, number, options, now, "requeue", reason)
+
+    stopping.over(entry)
+    entry.show(options=options)
+    await engine.back(entry, change)

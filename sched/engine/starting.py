@@ -19,7 +19,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, disk, ending, gangs, numa, sharing, weights
+from dockless.sched.engine import again, attempts, disk, ending, gangs, numa, sharing, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import explained, with_volumes
@@ -128,7 +128,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
         pool = engine.launching_on_gpus if lease.gpus else engine.launching
-        first, again = (
+        first, once_more = (
             partial(engine.in_thread, pool, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience)
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
@@ -136,7 +136,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             )
         )
         started: attempts.Started = await waited_out(
-            first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
+            first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, once_more, engine.outage.full
         )
         entry.handle = started.handle
         engine.end_soon &= started.over is not None
@@ -151,6 +151,9 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         entry.handle = await engine.looked_at(attempts.left_behind, engine.launcher, name, engine.queue_id)
         if entry.handle is not None and await engine.looked_at(entry.handle.state) in RUNNING:
             await ending.give_up(engine, entry, error)
+            return
+        if gang is None and entry.job.options.requeue and (found := again.wanted(entry, State.FAILED, "", None)) is not None:
+            await again.not_started(engine, entry, *found)
             return
         # Whatever it was, it is this job's end and not the daemon's.
         text = str(error) if isinstance(error, DocklessError) else describe(error)

@@ -247,7 +247,7 @@ class Life:
             if queue.wait(again, timeout=DEADLINE / 2).state is not State.COMPLETED:
                 wrong["lost"].append("the next job with a GPU")
         for mark in self.marks.glob("*-*"):
-            if len(mark.read_text().split()) > (2 if mark.name.startswith("again-") else 1):
+            if len(mark.read_text().split()) > (2 if mark.name.startswith(("again-", "together-")) else 1):
                 wrong["double"].append(f"{mark.name} ran in attempts {mark.read_text().split()}")
 
     def _ask_again(self, queue: Client, number: int, wanted: Wanted) -> None:
@@ -274,7 +274,8 @@ class Life:
 
 
 class OrderedLife(Life):
-    """A job that is held and released, one that is requeued while it runs, and two that start together and end together."""
+    """A job that is held and released, one that is requeued while it runs, and two that start together and end together: also for the
+    second time, where only one of them had started when the daemon died."""
 
     def _story(self, daemon: int) -> None:
         self.released = self.requeued = False

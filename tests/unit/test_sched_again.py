@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from support.stand_in import engine, until
 
 from dockless.base.records import differences
-from dockless.errors import BadInput, Refused, SchedError
+from dockless.errors import BadInput, LaunchFailed, Refused, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
@@ -174,6 +175,31 @@ def test_a_job_that_is_requeued(tmp_path, launcher):
             assert (await ended(running, number)).state is State.COMPLETED
             (await running_box(running, launcher, other, 1)).end(Exit(0, None))
             await ended(running, other)
+
+    asyncio.run(play())
+
+
+def test_one_that_is_requeued_while_it_is_being_started(tmp_path, launcher):
+    """The start is ended for it. The job had failed: "not started: the launcher was killed"."""
+    go, start = threading.Event(), launcher.start
+
+    def killed(*args, **how):
+        launcher.start = start
+        assert go.wait(30)
+        raise LaunchFailed("the launcher was killed", index=36, step="start the sandbox", errno=0)
+
+    async def play():
+        launcher.start = killed
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
+            await until(lambda: running.entries[number].job.state is State.STARTING)
+            assert await again.ask(running, number, "root", 0.0) == number
+            go.set()
+            box = await running_box(running, launcher, number, 2)
+            assert tries(running, number) == [(1, "VOID", "requeued by root"), (2, "RUNNING", "")]
+            assert not running.entries[number].job.options.requeue and not box.said
+            box.end(Exit(0, None))
+            assert (await ended(running, number)).state is State.COMPLETED
 
     asyncio.run(play())
 
