@@ -55,7 +55,7 @@ def points(whom: str, most: int) -> tuple[list[dict[str, Any]], bool]:
     with tempfile.TemporaryDirectory(prefix="dk-") as place:
         cells = matrix(Path(place), whom, most, lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr))
     print(file=sys.stderr)
-    what = "no room at this call" if whom in FULL else f"the {whom} dies instead of"
+    what = "no room at this call" if whom in FULL else f"the {'daemon' if whom == ORDERS else whom} dies instead of"
     names = ("points", "killed", "refused", *COUNTS)
     print(f"| {what} | calls | {'failed' if whom in FULL else 'killed'} | {' | '.join(names[2:]).replace('_', ' ')} |")
     print("|---|" + "--:|" * len(names))
