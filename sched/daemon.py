@@ -31,14 +31,16 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import service
-from dockless.sched.engine import disk, idle, reading, sharing
+from dockless.sched.engine import reading
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.failures import listen
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpu_errors import reported
-from dockless.sched.engine.hostgpus import HostGpus
-from dockless.sched.engine.housekeeping import keep_house
+from dockless.sched.engine.gpus import idle, sharing
+from dockless.sched.engine.gpus.failures import listen
+from dockless.sched.engine.gpus.gpu_errors import reported
+from dockless.sched.engine.gpus.hostgpus import HostGpus
+from dockless.sched.engine.host import disk
+from dockless.sched.engine.lifecycle.housekeeping import keep_house
 from dockless.sched.wire.protocol import check_address
 from dockless.sched.wire.server import Server
 

@@ -30,36 +30,25 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import (
-    draining,
-    ending,
-    gang_admission,
-    gang_ends,
-    gangs,
-    host_supplies,
-    kept_out,
-    mps,
-    preempting,
-    remains,
-    sharing,
-    starting,
-    stopping,
-    weights,
-)
-from dockless.sched.engine.admission import Admission
-from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
+from dockless.sched.engine import stopping
+from dockless.sched.engine.admission import gang_admission
+from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.admission.per_user import PerUser, taken
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entries import Entries, outlines
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.figures import Watch
-from dockless.sched.engine.hostgpus import HOST, HostGpus
+from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
+from dockless.sched.engine.gpus.figures import Watch
+from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
+from dockless.sched.engine.host import host_supplies, weights
+from dockless.sched.engine.lifecycle import ending, gang_ends, gangs, preempting, remains, starting
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
-from dockless.sched.engine.per_user import PerUser, taken
-from dockless.sched.engine.regrouping import regroup
+from dockless.sched.engine.waiting.aside import Aside, name_whole_arrays, refuse_unknown
+from dockless.sched.engine.waiting.regrouping import regroup
+from dockless.sched.engine.waiting.windows import can_be_kept, windows
 from dockless.sched.engine.wants import waited_out
-from dockless.sched.engine.windows import can_be_kept, windows
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision

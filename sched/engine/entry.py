@@ -20,7 +20,7 @@ from dockless.sched.store import queue
 from dockless.sched.store.queue import Live
 
 if TYPE_CHECKING:
-    from dockless.sched.engine.gangs import Gang
+    from dockless.sched.engine.lifecycle.gangs import Gang
 
 _AS_SUBMITTED = (
     "uid", "user", "name", "group", "image", "command", "gpus", "gpu_count", "priority", "time_limit", "on_reboot",

@@ -14,11 +14,12 @@ from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
-from dockless.sched.engine import disk, host_supplies, sharing
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.engine.hostgpus import HOST
-from dockless.sched.engine.windows import said
+from dockless.sched.engine.gpus import sharing
+from dockless.sched.engine.gpus.hostgpus import HOST
+from dockless.sched.engine.host import disk, host_supplies
+from dockless.sched.engine.waiting.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast

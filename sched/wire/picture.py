@@ -12,8 +12,8 @@ from collections import Counter
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.callers import Caller
-from dockless.sched.engine import sharing
-from dockless.sched.engine.figures import FRESH, Figures
+from dockless.sched.engine.gpus import sharing
+from dockless.sched.engine.gpus.figures import FRESH, Figures
 from dockless.sched.policy.waiting import WaitingJob, order
 from dockless.sched.store import queue
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse

@@ -16,8 +16,11 @@ from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, draining, holding, reading
+from dockless.sched.engine import reading
 from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.lifecycle import again
+from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import Job
 from dockless.sched.parsing import MAX_ARRAY
 from dockless.sched.store import queue

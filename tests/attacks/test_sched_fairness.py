@@ -256,7 +256,7 @@ def test_an_array_counts_as_one_job_and_others_are_bounded(daemon, home):
 
 
 def test_ended_jobs_are_forgotten_while_it_runs(home):
-    from dockless.sched.engine import housekeeping
+    from dockless.sched.engine.lifecycle import housekeeping
 
     daemon = DaemonProcess(home, settings="[queue]\nkeep_jobs = 5\n").start()
     try:

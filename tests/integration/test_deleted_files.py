@@ -22,7 +22,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Spec, Tmpfs
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
-from dockless.sched.engine import deleted_files, disk
+from dockless.sched.engine.host import deleted_files, disk
 
 pytestmark = requires("root", "cgroup2", "overlay")
 MIB = 1 << 20

@@ -32,7 +32,7 @@ from dockless.sandbox.run import box as run_box
 from dockless.sandbox.run import detached, restarting, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
-from dockless.sched.engine import asking, hostgpus
+from dockless.sched.engine.gpus import asking, hostgpus
 
 pytestmark = requires("userns")
 

@@ -12,8 +12,8 @@ import dockless
 from dockless._options import gpus_wanted
 from dockless.cli import main
 from dockless.errors import BadInput, NotEnoughGpus
-from dockless.sched.engine import sharing
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus import sharing
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.jobs import NO_OPTIONS
 
 pytestmark = requires("userns")

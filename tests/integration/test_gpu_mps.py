@@ -23,8 +23,8 @@ from dockless.sandbox.gpus import lease
 from dockless.sandbox.run import box, detached, seen
 from dockless.sandbox.spec import Spec, Tmpfs
 from dockless.sched import JobSpec, State
-from dockless.sched.engine import mps, mps_places, sharing
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus import mps, mps_places, sharing
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 pytestmark = [
     requires("userns", "overlay", "cgroup2", "program:gcc"),

@@ -30,7 +30,7 @@ from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.store import lease as store_lease
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire.top import GpuShare

@@ -23,7 +23,7 @@ from dockless.errors import BadInput, NotEnoughGpus, Refused, UnknownGpu
 from dockless.sandbox.gpus import handed_out, lease, own_nodes
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 pytestmark = requires("userns")
 

@@ -14,7 +14,8 @@ STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience
 def main(steps: list[str]) -> int:
     from dockless.sandbox.run.box import Box
     from dockless.sched import daemon
-    from dockless.sched.engine import ending, stopping
+    from dockless.sched.engine import stopping
+    from dockless.sched.engine.lifecycle import ending
 
     ending.OVERDUE = 0.3
     stopping.KILL_AGAIN = 0.05

@@ -19,7 +19,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sched import State
 from dockless.sched.config import Config
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.jobs import sandbox_id
 from dockless.sched.policy.waiting import order
 from dockless.sched.store import queue

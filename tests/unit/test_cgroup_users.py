@@ -11,7 +11,7 @@ import pytest
 from dockless.cgroups import Cgroup, Delegation, Limits, users
 from dockless.cgroups import group as module
 from dockless.errors import CgroupError
-from dockless.sched.engine.weights import weight
+from dockless.sched.engine.host.weights import weight
 
 
 def test_which_group_lies_above(tmp_path: Path):

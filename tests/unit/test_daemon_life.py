@@ -29,7 +29,7 @@ from dockless.sandbox.gpus import gpu
 from dockless.sandbox.run import detached
 from dockless.sched import Client, daemon
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.store import queue
 from dockless.sched.wire.server import Server
 

@@ -16,7 +16,7 @@ from dockless.sandbox.gpus import limits
 from dockless.sandbox.gpus.gpu import inventory
 from dockless.sandbox.run import detached, start
 from dockless.sandbox.spec import Spec
-from dockless.sched.engine.sharing import SharingLauncher
+from dockless.sched.engine.gpus.sharing import SharingLauncher
 
 GB = 1 << 30
 

@@ -23,7 +23,7 @@ from dockless.errors import BadInput, GpuDriverMissing, GpuError, NotEnoughGpus
 from dockless.sandbox.gpus import nvml as gpu_nvml
 from dockless.sandbox.gpus import watch
 from dockless.sandbox.gpus.gpu import Gpu, choose, driver, find, inventory, parse_request, refresh, session, units
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 
 @pytest.fixture

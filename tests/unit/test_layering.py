@@ -91,12 +91,29 @@ def test_a_package_has_no_circles(package):
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def places(path: Path, package: str) -> Iterator[str]:
-    """What a file imports of its own package: a folder's name, or that of a file beside the folders."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"dockless.{package}"):
-            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            yield from {name.split(".")[2] for name in names[1:]} & {entry.stem for entry in (SOURCE / package).iterdir()}
+def places(path: Path, package: str, when_it_runs: bool = False) -> Iterator[str]:
+    """What a file imports of its own package: a folder's name, or that of a file beside the folders. ``when_it_runs``: leave out what only
+    type checkers import."""
+    folder, depth = SOURCE.joinpath(*package.split(".")), 1 + len(package.split("."))
+    tree = ast.parse(path.read_text(), str(path))
+    if when_it_runs:
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"dockless.{package}."):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from {name.split(".")[depth] for name in names} & {entry.stem for entry in folder.iterdir()}
+
+
+@needs_sources
+def test_the_engine_has_no_circles():
+    """Among its folders and the files beside them, when it runs: for type checkers each names the engine that its functions are given."""
+    top = SOURCE / "sched" / "engine"
+    graph: dict[str, set[str]] = {}
+    for path in top.rglob("*.py"):
+        here, *_ = path.relative_to(top).with_suffix("").parts
+        graph.setdefault(here, set()).update(set(places(path, "sched.engine", when_it_runs=True)) - {here})
+    assert graph["lifecycle"] >= {"gpus", "host", "stopping"}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @needs_sources

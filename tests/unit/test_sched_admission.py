@@ -13,8 +13,8 @@ from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImag
 from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine.admission import Admission
-from dockless.sched.engine.per_user import PerUser
+from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.store.queue import NewJob

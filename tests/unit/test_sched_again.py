@@ -16,7 +16,8 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, aside
+from dockless.sched.engine.lifecycle import again
+from dockless.sched.engine.waiting import aside
 from dockless.sched.jobs import JobOptions, JobSpec
 from dockless.sched.store import queue
 from dockless.sched.wire.answers import Answers

@@ -16,7 +16,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import aside, holding
+from dockless.sched.engine.waiting import aside, holding
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import parse_after
 from dockless.sched.store import queue

@@ -10,8 +10,8 @@ import pytest
 from support.stand_in import until
 
 from dockless.errors import GpuError
-from dockless.sched.engine import asking
-from dockless.sched.engine.asking import Asker
+from dockless.sched.engine.gpus import asking
+from dockless.sched.engine.gpus.asking import Asker
 
 
 def test_each_has_its_own_thread_and_nobody_waits_for_one_that_hangs(monkeypatch):

@@ -19,7 +19,8 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
-from dockless.sched.engine import disk, reading
+from dockless.sched.engine import reading
+from dockless.sched.engine.host import disk
 
 MIB = 1 << 20
 JOB = JobSpec(Spec(argv=("true",)))

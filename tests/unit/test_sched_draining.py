@@ -13,7 +13,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine.draining import drain, undrain
+from dockless.sched.engine.gpus.draining import drain, undrain
 from dockless.sched.jobs import JobSpec
 from dockless.sched.wire.answers import Answers
 

@@ -18,9 +18,10 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, ending, outage, starting, stopping
+from dockless.sched.engine import attempts, outage, stopping
 from dockless.sched.engine import engine as engine_module
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
+from dockless.sched.engine.lifecycle import ending, starting
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 

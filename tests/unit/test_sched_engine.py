@@ -16,9 +16,10 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, ending, outage
+from dockless.sched.engine import attempts, outage
 from dockless.sched.engine import engine as engine_module
-from dockless.sched.engine.ending import OVERDUE
+from dockless.sched.engine.lifecycle import ending
+from dockless.sched.engine.lifecycle.ending import OVERDUE
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease, held

@@ -21,7 +21,10 @@ from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import again, draining, ending, gangs, holding, preempting, starting, stopping
+from dockless.sched.engine import stopping
+from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.lifecycle import again, ending, gangs, preempting, starting
+from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.policy import decide

@@ -14,8 +14,8 @@ from dockless.sandbox.gpus.watch import Report
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
-from dockless.sched.engine import figures
-from dockless.sched.engine.gpu_errors import MOST, reported
+from dockless.sched.engine.gpus import figures
+from dockless.sched.engine.gpus.gpu_errors import MOST, reported
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire import metrics, picture
 

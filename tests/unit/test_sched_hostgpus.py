@@ -20,8 +20,8 @@ from dockless.sandbox.gpus.gpu import Gpu, GpuProcess, Link, MigInstance
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import hostgpus
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.gpus import hostgpus
+from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
 
 MIG_1, MIG_2 = (f"MIG-{number:08x}-0000-0000-0000-000000000000" for number in (1, 2))

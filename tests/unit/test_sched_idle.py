@@ -11,8 +11,8 @@ from dockless.sandbox.gpus.watch import Reading
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config, load
-from dockless.sched.engine import figures, idle
-from dockless.sched.engine.figures import Figures, Program
+from dockless.sched.engine.gpus import figures, idle
+from dockless.sched.engine.gpus.figures import Figures, Program
 
 
 @pytest.fixture(autouse=True)

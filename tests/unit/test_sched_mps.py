@@ -24,7 +24,8 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec, Tmpfs
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
-from dockless.sched.engine import engine, mps, mps_places, sharing
+from dockless.sched.engine import engine
+from dockless.sched.engine.gpus import mps, mps_places, sharing
 
 QUEUE = "0123456789abcdef"
 ROOM = 1 << 20

@@ -23,7 +23,8 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config, Ways, load
-from dockless.sched.engine import ending, notices
+from dockless.sched.engine import notices
+from dockless.sched.engine.lifecycle import ending
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.jobs import JobOptions
 from dockless.sched.parsing import parse_events

@@ -10,7 +10,7 @@ import pytest
 from dockless import cgroups
 from dockless.cgroups import Limits
 from dockless.sandbox.spec import Spec
-from dockless.sched.engine import numa
+from dockless.sched.engine.gpus import numa
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import outage, preempting, stopping
+from dockless.sched.engine import outage, stopping
+from dockless.sched.engine.lifecycle import preempting
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.state import Preemption

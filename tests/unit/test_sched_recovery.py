@@ -19,7 +19,8 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, stopping
+from dockless.sched.engine import stopping
+from dockless.sched.engine.gpus import draining
 from dockless.sched.jobs import Filter, JobOptions, JobSpec
 from dockless.sched.store import queue
 from dockless.sched.store.lease import held

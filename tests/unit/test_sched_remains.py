@@ -17,7 +17,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import remains, stopping
+from dockless.sched.engine import stopping
+from dockless.sched.engine.lifecycle import remains
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 

@@ -13,8 +13,8 @@ import pytest
 from support.stand_in import until
 
 from dockless.sched import State
-from dockless.sched.engine import housekeeping
-from dockless.sched.engine.per_user import PerUser
+from dockless.sched.engine.admission.per_user import PerUser
+from dockless.sched.engine.lifecycle import housekeeping
 from dockless.sched.jobs import NO_OPTIONS, Filter
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept

@@ -18,7 +18,9 @@ from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
-from dockless.sched.engine import attempts, ending, engine, hostgpus, housekeeping, outage, starting, stopping, wants
+from dockless.sched.engine import attempts, engine, outage, stopping, wants
+from dockless.sched.engine.gpus import hostgpus
+from dockless.sched.engine.lifecycle import ending, housekeeping, starting
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queue, writer
 from dockless.sched.wire import answers, client, logs, protocol, server, verbs

@@ -19,8 +19,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import host_supplies, weights
-from dockless.sched.engine.admission import Admission
+from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.host import host_supplies, weights
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount
 from dockless.sched.wire.answers import Answers

@@ -15,7 +15,7 @@ from dockless.sandbox.run import seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
-from dockless.sched.engine import figures
+from dockless.sched.engine.gpus import figures
 from dockless.sched.policy.places import Places
 from dockless.sched.policy.quotas import Quotas
 from dockless.sched.wire import picture

@@ -6,7 +6,7 @@ import pytest
 
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Bind, Spec, Tmpfs
-from dockless.sched.engine.volumes import with_volumes
+from dockless.sched.engine.host.volumes import with_volumes
 
 VOLUMES = {"/mnt/$USER": "/srv/users/$USER", "/data": "/srv/data"}
 ANNAS = (Bind("/srv/users/anna", "/mnt/anna"), Bind("/srv/data", "/data"))

@@ -15,7 +15,8 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import ending, housekeeping, outage, starting, stopping, wants
+from dockless.sched.engine import outage, stopping, wants
+from dockless.sched.engine.lifecycle import ending, housekeeping, starting
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 

@@ -12,7 +12,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again
+from dockless.sched.engine.lifecycle import again
 from dockless.sched.jobs import JobOptions, JobSpec
 from dockless.sched.store import queue
 

@@ -12,7 +12,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
-from dockless.sched.engine import weights
+from dockless.sched.engine.host import weights
 
 pytestmark = requires("root")
 

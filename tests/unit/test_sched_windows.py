@@ -15,7 +15,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, ReservationInfo, State
 from dockless.sched.config import Config, Reserved
-from dockless.sched.engine.windows import said, windows
+from dockless.sched.engine.waiting.windows import said, windows
 
 
 def test_who_has_the_gpus_then(tmp_path, home, monkeypatch, capfd):

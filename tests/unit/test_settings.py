@@ -18,7 +18,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.images.catalog import disk_usage
 from dockless.sched import config
-from dockless.sched.engine import host_supplies
+from dockless.sched.engine.host import host_supplies
 from dockless.sched.policy import quotas
 from dockless.sched.policy.supplies import Supply
 

@@ -37,7 +37,7 @@ class SimulatedHost:
 
     def hours(self, now: float) -> tuple[Window, ...]:
         """The reserved hours that are next at that moment of the trace, seconds since 1970."""
-        from dockless.sched.engine.windows import can_be_kept, windows
+        from dockless.sched.engine.waiting.windows import can_be_kept, windows
 
         there = can_be_kept(len(self.state.gpus) - len(self.state.slices), self.state.supplies)
         return tuple(windows(self.reservations, now, now, lambda groups: {user for group in groups for user in self.members[group]}, there))
@@ -61,7 +61,7 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
     """``config``: a file of settings, None for the defaults. ``BadInput``, also for a class of a job that is none."""
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
-    from dockless.sched.engine.hostgpus import in_order_of_class
+    from dockless.sched.engine.gpus.hostgpus import in_order_of_class
     from dockless.sched.policy.state import QueueState
     from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
@@ -135,7 +135,7 @@ def _unit(model: str, memory: str, number: int) -> Gpu:
 
 
 def units_here() -> tuple[Gpu, ...]:
-    from dockless.sched.engine.hostgpus import HostGpus
+    from dockless.sched.engine.gpus.hostgpus import HostGpus
 
     gpus = HostGpus()
     try:

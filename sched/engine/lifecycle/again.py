@@ -14,8 +14,9 @@ from dockless.base.dataclass import replace
 from dockless.base.records import differences, read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import Refused
-from dockless.sched.engine import remains, stopping
+from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
+from dockless.sched.engine.lifecycle import remains
 from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.store import queue
 

@@ -14,8 +14,10 @@ from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import SchedError
 from dockless.sched import roles
-from dockless.sched.engine import again, ending, stopping, weights
+from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
+from dockless.sched.engine.host import weights
+from dockless.sched.engine.lifecycle import again, ending
 from dockless.sched.jobs import JobOptions, State
 from dockless.sched.store import queue
 from dockless.sched.store.writer import Change
@@ -23,7 +25,7 @@ from dockless.sched.store.writer import Change
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
-    from dockless.sched.engine.gangs import Gang
+    from dockless.sched.engine.lifecycle.gangs import Gang
 
 
 async def over(engine: Engine, entry: LiveJob, how: ending.Ending | Change[Any]) -> None:

@@ -20,7 +20,7 @@ from dockless.sched.store import queue
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
-    from dockless.sched.engine.figures import Figures
+    from dockless.sched.engine.gpus.figures import Figures
 
 EVERY = 5.0
 """Seconds between two looks."""

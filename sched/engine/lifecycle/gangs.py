@@ -21,7 +21,7 @@ from dockless.errors import SchedError
 from dockless.native.userns import SharedNetwork
 from dockless.sandbox.spec import Spec
 from dockless.sched import roles
-from dockless.sched.engine import ending, starting
+from dockless.sched.engine.lifecycle import ending, starting
 from dockless.sched.jobs import JobOptions
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.store import queue

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, NotPermitted, UnknownGpu
 from dockless.sched.callers import Caller
-from dockless.sched.engine import kept_out
-from dockless.sched.engine.hostgpus import HOST
+from dockless.sched.engine.gpus import kept_out
+from dockless.sched.engine.gpus.hostgpus import HOST
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
-from dockless.sched.engine import remains
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.lifecycle import remains
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:

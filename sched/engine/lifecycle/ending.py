@@ -12,10 +12,13 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, gang_ends, kept_out, preempting, remains, sharing, stopping, warning, weights
+from dockless.sched.engine import attempts, stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.housekeeping import AFTER_ENDS
+from dockless.sched.engine.gpus import kept_out, sharing
+from dockless.sched.engine.host import weights
+from dockless.sched.engine.lifecycle import again, gang_ends, preempting, remains, warning
+from dockless.sched.engine.lifecycle.housekeeping import AFTER_ENDS
 from dockless.sched.engine.wants import is_the_hosts
 from dockless.sched.jobs import State, final_state, shell_code
 from dockless.sched.store import queue

@@ -28,8 +28,8 @@ from dockless.cgroups import Limits
 from dockless.errors import CommandNotFound, DocklessError, GpuError, Unsupported
 from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec, Tmpfs
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import mps_places
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.gpus import mps_places
 
 if TYPE_CHECKING:
     from dockless.sched.engine.attempts import Handle, Launcher

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.config import Config
-from dockless.sched.engine import sharing
+from dockless.sched.engine.gpus import sharing
 from dockless.sched.jobs import Job
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 

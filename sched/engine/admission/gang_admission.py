@@ -9,7 +9,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, Refused
 from dockless.sched import roles
 from dockless.sched.callers import Caller
-from dockless.sched.engine import gangs
+from dockless.sched.engine.lifecycle import gangs
 from dockless.sched.jobs import MAX_MEMBERS, JobOptions
 from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.supplies import CORES, MEMORY

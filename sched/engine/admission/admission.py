@@ -18,10 +18,10 @@ from dockless.base.units import exact_size, format_size
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine.disk import smallest
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.admission.per_user import PerUser
+from dockless.sched.engine.gpus.hostgpus import HostGpus
+from dockless.sched.engine.host.disk import smallest
 from dockless.sched.engine.notices import check_address
-from dockless.sched.engine.per_user import PerUser
 from dockless.sched.jobs import JobOptions, JobSpec, options_of
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount, bare
 from dockless.sched.store.queue import NewJob, storable

@@ -14,9 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
-from dockless.sched.engine import attempts, sharing
+from dockless.sched.engine import attempts
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.gpus import sharing
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:

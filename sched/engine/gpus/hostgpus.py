@@ -18,9 +18,9 @@ from functools import cached_property, partial
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
-from dockless.sched.engine.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.faults import say
-from dockless.sched.engine.kept_out import KeptOut
+from dockless.sched.engine.gpus.asking import NO_ANSWER, Asker, begun
+from dockless.sched.engine.gpus.kept_out import KeptOut
 from dockless.sched.policy import classes
 
 if TYPE_CHECKING:

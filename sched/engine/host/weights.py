@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cgroups import users
-from dockless.sched.engine.host_supplies import had
+from dockless.sched.engine.host.host_supplies import had
 from dockless.sched.policy.supplies import CORES
 
 if TYPE_CHECKING:

@@ -19,10 +19,13 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, disk, ending, gangs, numa, sharing, weights
+from dockless.sched.engine import attempts
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.volumes import explained, with_volumes
+from dockless.sched.engine.gpus import numa, sharing
+from dockless.sched.engine.host import disk, weights
+from dockless.sched.engine.host.volumes import explained, with_volumes
+from dockless.sched.engine.lifecycle import again, ending, gangs
 from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
 from dockless.sched.jobs import Job, JobSpec, State
 from dockless.sched.store import queue

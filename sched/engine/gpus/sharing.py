@@ -22,7 +22,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched.engine import stopping
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.mps import OWN, has_limit
+from dockless.sched.engine.gpus.mps import OWN, has_limit
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy.supplies import MEMORY
 from dockless.sched.store import queue

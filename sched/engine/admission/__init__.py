@@ -1,0 +1,1 @@
+"""What is refused at submit, and how much of the queue each user has."""

@@ -1,0 +1,1 @@
+"""What jobs have of the host beside its GPUs: cores, memory, disk, directories."""

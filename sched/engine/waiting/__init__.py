@@ -1,0 +1,1 @@
+"""Jobs that wait: kept aside, held, their groups, reserved hours."""
