@@ -32,7 +32,7 @@ from dockless.sandbox.run import children
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 
 if TYPE_CHECKING:
     from dockless.cgroups import Cgroup

@@ -28,6 +28,7 @@ from dockless.base.records import read
 from dockless.base.typing import Any
 from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
+from dockless.sched import clock
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine import stopping
@@ -55,9 +56,9 @@ from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
-from dockless.sched.store import queue, usage
+from dockless.sched.store import queries, queue, schema, usage
 from dockless.sched.store.kept import Kept
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 from dockless.sched.store.writer import Change, QueueWriter
 from dockless.sched.used import By, Used
 
@@ -80,14 +81,14 @@ class Engine:
         self.logs = directory / "logs"
         paths.make(self.logs)
         database = directory / "jobs.db"
-        writing = queue.open_queue(database)
-        self.queue_id = queue.queue_id(writing)
+        writing = schema.open_queue(database)
+        self.queue_id = queries.queue_id(writing)
         gpus.changed = self.kick
         gpus.hand_out(config.devices)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
-        self.shutdown = queue.shutdown(writing)
-        self.reader = queue.connect(database)
+        self.shutdown = queries.shutdown(writing)
+        self.reader = schema.connect(database)
         self._writer = QueueWriter(writing, self._committed)
         self.loop = asyncio.get_running_loop()
         self.outage = Outage(directory, self.write, self.kick)
@@ -102,7 +103,7 @@ class Engine:
         # Anybody may ask for reports, which read years: nobody's job waits for that to end.
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
-        self.boot = queue.boot_id()
+        self.boot = clock.boot_id()
         self.entries = Entries(self._whole)
         self.waiting = WaitingList()
         self.aside = Aside(self)
@@ -194,10 +195,10 @@ class Engine:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
         with quiet_collector():
             others, limited = outlines(self)
-            entries = self._enter(queue.live(self.reader, others))
+            entries = self._enter(queries.live(self.reader, others))
             unsettled = [entry for entry in entries if entry.job.state is not State.PENDING]
             self.active |= {entry.job.id: entry for entry in unsettled}
-            draining.take_over(self, queue.drained(self.reader))
+            draining.take_over(self, queries.drained(self.reader))
             back = {entry.job.id: entry for entry in entries if entry.job.state is State.PENDING}
             limits = {number: (array, limit) for number, array, limit in limited}
             for number in sorted([*back, *limits]):  # of an array the first come first
@@ -327,7 +328,7 @@ class Engine:
 
     def _whole(self, waiting: WaitingJob) -> LiveJob:
         """Of a job that waits, by what the policy sees of it."""
-        (entry,) = self._made(queue.live(self.reader, [waiting.id]))
+        (entry,) = self._made(queries.live(self.reader, [waiting.id]))
         entry.waiting = waiting
         entry.live = copied(entry.live, quota_groups=waiting.groups)  # the queue on disk may not have them yet
         return entry
@@ -362,7 +363,7 @@ class Engine:
         wake(self._undecided)
         if self.closing or self.outage.text or HOST in self.drained:  # the end of either kicks again
             return
-        now, began = queue.ticks(), self.loop.time()
+        now, began = clock.ticks(), self.loop.time()
         decision = self.decision = policy.decide(self.state(), now)
         self._took = self.loop.time() - began
         for start in decision.starts:
@@ -397,7 +398,7 @@ class Engine:
     def state(self) -> QueueState:
         """What a decision depends on now."""
         running = [self._running(entry) for entry in self.active.values() if entry is entry.first]
-        usage = self._past_usage().at(queue.ticks(), running) if self.config.order == "fair" else None
+        usage = self._past_usage().at(clock.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         shareable = self.gpus.shareable if self.config.share != "no" else {}
         uids = set(self.per_user.jobs) if self.config.reservations else set[int]()
@@ -425,7 +426,7 @@ class Engine:
             supplies=self.supplies,
             windows=tuple(
                 windows(
-                    *(self.config.reservations, queue.ticks(), time.time(), lambda groups: self.callers.members(groups, uids)),
+                    *(self.config.reservations, clock.ticks(), time.time(), lambda groups: self.callers.members(groups, uids)),
                     can_be_kept(self.gpus.units, self.supplies),
                 )
             ),
@@ -457,8 +458,8 @@ class Engine:
         """What the ended jobs had; read from the queue when it is first wanted."""
         if self.past is None:
             self.past = PastUsage(self.config.half_life)
-            now, wall = queue.ticks(), time.time()
-            for user, groups, ended, gpu_seconds in queue.gpu_time(self.reader, wall - 10 * self.config.half_life):
+            now, wall = clock.ticks(), time.time()
+            for user, groups, ended, gpu_seconds in queries.gpu_time(self.reader, wall - 10 * self.config.half_life):
                 at = now - max(0.0, wall - ended)
                 self.past.add(user, groups, 1, at - gpu_seconds, at)
             for uid, ended, gpu_seconds in usage.forgotten(self.reader, wall - 10 * self.config.half_life, wall):
@@ -468,7 +469,7 @@ class Engine:
 
     def count_usage(self, entry: LiveJob) -> None:
         if self.past is not None and entry.job.devices and entry.since:
-            self.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
+            self.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, clock.ticks())
 
     def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
@@ -541,7 +542,7 @@ class Engine:
         """See ``usage.report``."""
 
         def read() -> list[Used]:
-            with contextlib.closing(queue.connect(self.database)) as db:
+            with contextlib.closing(schema.connect(self.database)) as db:
                 return usage.report(db, since, until, time.time(), by)
 
         found: list[Used] = await self.reported(read)

@@ -13,11 +13,12 @@ from operator import itemgetter
 from dockless.base.dataclass import copied, dataclass, field, many
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sandbox.spec import GRACE
+from dockless.sched import clock
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy.waiting import Kind, WaitingJob
 from dockless.sched.store import queue
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 
 if TYPE_CHECKING:
     from dockless.sched.engine.lifecycle.gangs import Gang
@@ -127,7 +128,7 @@ def waiting_jobs(
 ) -> list[WaitingJob]:
     """What the policy sees. ``submitted``: seconds since 1970."""
     columns: dict[str, Iterable[Any]] = {name: map(itemgetter(place), kinds) for place, name in enumerate(Kind._fields)}
-    now, wall = queue.ticks(), time.time()
+    now, wall = clock.ticks(), time.time()
     since = {at: now - max(0.0, wall - at) for at in set(submitted)}
     columns |= {"id": ids, "kind": kinds, "priority": priorities, "time_limit": time_limits, "since": map(since.__getitem__, submitted)}
     return many(WaitingJob, len(ids), columns)

@@ -10,6 +10,7 @@ from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone
+from dockless.sched import clock
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
 
@@ -26,7 +27,7 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
     what to do instead of sending the stop signal."""
     if engine.closing or entry.job.id not in engine.active:
         return
-    by = queue.ticks() + (entry.grace if grace is None else grace)
+    by = clock.ticks() + (entry.grace if grace is None else grace)
     entry.stop_by = by if entry.stop_by is None else min(by, entry.stop_by)
     if entry.hurry is not None:
         entry.hurry.set()
@@ -69,7 +70,7 @@ async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tel
             signalled = True
             await tried(engine, entry, "sent its stop signal", tell or entry.handle.send_stop)
             continue
-        left = entry.stop_by - queue.ticks()
+        left = entry.stop_by - clock.ticks()
         if left <= 0:
             await tried(engine, entry, "killed", partial(_kill, engine, entry))
             left = KILL_AGAIN

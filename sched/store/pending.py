@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dockless.base.typing import Any
-from dockless.sched.store.queue import LIVE
+from dockless.sched.store.schema import LIVE
 
 PART = 5_000
 """Rows that are looked at together."""

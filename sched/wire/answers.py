@@ -13,6 +13,7 @@ from dockless.base.dataclass import replace
 from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
+from dockless.sched import clock
 from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
@@ -26,7 +27,7 @@ from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Sooner
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
 from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
@@ -47,7 +48,7 @@ class Answers:
     def own(self, caller: Caller, number: int) -> Job:
         """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
         entry = self.engine.entries.get(number)
-        job = entry.job if entry is not None else queue.job(self.engine.reader, number)
+        job = entry.job if entry is not None else queries.job(self.engine.reader, number)
         if job is None:
             raise UnknownJob(
                 f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them; old ones are forgotten"
@@ -66,7 +67,7 @@ class Answers:
     def job(self, caller: Caller, number: int) -> Job:
         """One job in full."""
         self.own(caller, number)
-        stored = queue.job(self.engine.reader, number)
+        stored = queries.job(self.engine.reader, number)
         assert stored is not None
         entry = self.engine.entries.get(number)
         return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
@@ -90,7 +91,7 @@ class Answers:
             seen = await self.outlook.of(waiting, bool(asks and entry.gang is None and self._held(waiting)), turn)
             job = self.own(caller, number)  # it may have started meanwhile
         if job.state is not State.PENDING or entry is None or entry.cancelled:
-            errors = queue.gpu_errors(engine.reader, number).get(job.attempt, ())
+            errors = queries.gpu_errors(engine.reader, number).get(job.attempt, ())
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         waiting = entry.first.waiting
         if entry.first.job.id in engine.aside.kept or seen is None:
@@ -101,7 +102,7 @@ class Answers:
         )
         if engine.decision is None or not self._held(waiting):
             return found
-        reason, now = engine.decision.reason(waiting), queue.ticks()
+        reason, now = engine.decision.reason(waiting), clock.ticks()
         latest = reason.latest and seen.place == 1
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
         return replace(
@@ -123,7 +124,7 @@ class Answers:
         awaited between pieces of work."""
         seen = {number: job for number in numbers if (job := self.engine.entries.seen(number)) is not None and self._held(job)}
         found = await self.outlook.starts(turn) if seen and not self.engine.closing else Forecast()
-        starts, now, decision = dict[int, float](), queue.ticks(), self.engine.decision
+        starts, now, decision = dict[int, float](), clock.ticks(), self.engine.decision
         for number, job in seen.items():
             if decision is None or job not in self.engine.waiting:
                 continue  # the settings are new; it may not start yet, or does meanwhile
@@ -144,7 +145,7 @@ class Answers:
             return self.engine.aside.why(first)
         if waiting is None or self.engine.decision is None:
             return "just submitted"
-        text = self.engine.decision.reason(waiting, queue.ticks()).text
+        text = self.engine.decision.reason(waiting, clock.ticks()).text
         if waiting.gpus:
             text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.everything if gpu.trouble)
         return self._shown(text)
@@ -186,7 +187,7 @@ class Answers:
         for part in (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE)):
             await turn()
             whole = {number: entries[number].job.uid for number in part if number in entries and not entries.is_outline(number)}
-            owners = whole | queue.owners(self.engine.reader, [number for number in part if number not in whole])
+            owners = whole | queries.owners(self.engine.reader, [number for number in part if number not in whole])
             for number in part:
                 if owners.get(number) != caller.uid:
                     self.own(caller, number)

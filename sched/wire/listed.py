@@ -15,7 +15,7 @@ from itertools import islice
 from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.sched.jobs import Filter, Job, State
 from dockless.sched.policy.places import InOrder
-from dockless.sched.store import queue
+from dockless.sched.store import queries, schema
 from dockless.sched.wire.listing import Part
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Listed:
         """Those of them that are wanted and have not ended."""
         entries = self.engine.entries
         outlined = [number for number in numbers if entries.is_outline(number)]
-        read = {job.id: job for job in queue.jobs(self.engine.reader, outlined)} if outlined else {}
+        read = {job.id: job for job in queries.jobs(self.engine.reader, outlined)} if outlined else {}
         found = (read[number] if number in read else entries[number].job for number in numbers if number in entries)
         return [*filter(self.wanted.keeps, found)]
 
@@ -119,16 +119,16 @@ class Listed:
             self.more += max(0, await self.engine.reported(self._count) - self.limit)
 
     def _ended(self, most: int, before: tuple[float, int]) -> list[Job]:
-        with contextlib.closing(queue.connect(self.engine.database)) as db:
-            return [*queue.ended(db, self.wanted, most, before)]
+        with contextlib.closing(schema.connect(self.engine.database)) as db:
+            return [*queries.ended(db, self.wanted, most, before)]
 
     def _among(self) -> set[int]:
-        with contextlib.closing(queue.connect(self.engine.database)) as db:
-            return queue.live_numbers(db, self.wanted)
+        with contextlib.closing(schema.connect(self.engine.database)) as db:
+            return queries.live_numbers(db, self.wanted)
 
     def _count(self) -> int:
-        with contextlib.closing(queue.connect(self.engine.database)) as db:
-            return queue.count_ended(db, self.wanted)
+        with contextlib.closing(schema.connect(self.engine.database)) as db:
+            return queries.count_ended(db, self.wanted)
 
 
 def _parts(numbers: Sequence[T]) -> Iterator[Sequence[T]]:

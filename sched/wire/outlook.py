@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import TYPE_CHECKING
+from dockless.sched import clock
 from dockless.sched.policy.forecast import Forecast, forecast
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.places import Places
 from dockless.sched.policy.state import QueueState
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.policy.whatif import Sooner, sooner
-from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -100,7 +100,7 @@ class Outlook:
 
     async def _moment(self, turn: Turn) -> _Moment:
         engine, waiting = self.engine, WaitingList()
-        state, now, decision = engine.state(), queue.ticks(), engine.decision
+        state, now, decision = engine.state(), clock.ticks(), engine.decision
         past = copy.copy(engine.past) if state.usage is not None else None
         lines = [*engine.waiting.lines.items()]
         for start in range(0, len(lines), LINES):

@@ -11,11 +11,11 @@ from collections import Counter
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
+from dockless.sched import clock
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import sharing
 from dockless.sched.engine.gpus.figures import FRESH, Figures
 from dockless.sched.policy.waiting import WaitingJob, order
-from dockless.sched.store import queue
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Picture:
         standing = self.answers.outlook.places()
         most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))
         places = {user: standing.place(job)[0] for user, job in list(next_ones.items())[:most]}
-        now, decision = queue.ticks(), self.engine.decision
+        now, decision = clock.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:
             head = first.get(user)

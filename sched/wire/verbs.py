@@ -23,7 +23,7 @@ from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import Job
 from dockless.sched.parsing import MAX_ARRAY
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 from dockless.sched.used import BY
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds
@@ -162,7 +162,7 @@ class Verbs:
         """What was asked for, with its variables: for those alone who could enter it."""
         number = job_id(request.get("job"))
         self._answers.enterable(caller, number)
-        body = queue.spec(self._engine.reader, number)
+        body = queries.spec(self._engine.reader, number)
         if not body:
             hint = "only the newest are kept; dockless queue ID shows what is known of it"
             raise Refused(f"what job {number} asked for is not kept any more", subject=str(number), hint=hint)

@@ -32,6 +32,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.store import lease as store_lease
+from dockless.sched.store import queries, schema
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire.top import GpuShare
 
@@ -365,8 +366,8 @@ def test_the_drivers_limit_is_set_again_for_one_that_was_just_starting(simulatio
         daemon.kill9()
         before = now.read_text()
         now.write_text("")
-        with contextlib.closing(queue_store.connect(next(home.rglob("jobs.db")))) as db, db:
-            found = replace(queue_store.options(db, number), enforced_by="")
+        with contextlib.closing(schema.connect(next(home.rglob("jobs.db")))) as db, db:
+            found = replace(queries.options(db, number), enforced_by="")
             queue_store.set_options(db, number, found, 0.0, "test", "")
             db.execute("UPDATE jobs SET state='STARTING' WHERE id=?", (number,))
             db.execute("UPDATE attempts SET state='STARTING' WHERE job=?", (number,))
@@ -435,7 +436,7 @@ def test_who_has_what_is_shown(daemon, uuids, now, capfd):
 
 def test_the_database_gives_no_gpu_whole_and_in_shares(tmp_path):
     """Whatever a program above it believes."""
-    db = queue_store.open_queue(tmp_path / "jobs.db")
+    db = schema.open_queue(tmp_path / "jobs.db")
     give = [store_lease.Lease(job, 1, ("GPU-a", "GPU-b")[: 1 + (job == 4)], 0.0, job < 3) for job in range(1, 5)]
     for one in give[:2]:
         store_lease.take(db, one)

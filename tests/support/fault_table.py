@@ -297,22 +297,22 @@ def _queue(scene: Scene) -> None:
     """A queue's life without a daemon: made, a job submitted, run and ended, each change acknowledged only when it is durable."""
     from dockless.base import paths
     from dockless.sched.jobs import Filter, State
-    from dockless.sched.store import queue
+    from dockless.sched.store import queries, queue, schema
     from dockless.sched.store.lease import Lease
     from dockless.sched.store.writer import QueueWriter
 
     place = scene.home / "state" / "jobs.db"
     paths.make(place.parent)
-    writer = QueueWriter(queue.open_queue(place))
+    writer = QueueWriter(schema.open_queue(place))
     try:
-        for live in queue.live(queue.connect(place)):  # of the try before: as the daemon ends them
+        for live in queries.live(schema.connect(place)):  # of the try before: as the daemon ends them
             writer.write(partial(_abandon, live.job)).result(30)
         job = queue.NewJob(0, "root", "", "", "host", "true", "1", 1, (), (), 0, 0.0, "fail", "{}" * 3000)
         (number,) = writer.write(lambda db: queue.insert(db, [job], False, 1.0)).result(30)
         writer.write(lambda db: queue.begin_attempt(db, Lease(number, 1, ("GPU-1",), 1.0), f"j-{number}", "boot", 1.0)).result(30)
         writer.write(lambda db: queue.set_running(db, number, 1, 2.0)).result(30)
         writer.write(lambda db: queue.finish(db, number, 1, State.COMPLETED, 3.0, "", {"code": 0}, 0)).result(30)
-        ended, live = writer.write(lambda db: (queue.ended(db, Filter(), 1), queue.live(db))).result(30)
+        ended, live = writer.write(lambda db: (queries.ended(db, Filter(), 1), queries.live(db))).result(30)
         assert [job.state for job in ended] == [State.COMPLETED] and not live
     finally:
         writer.close()

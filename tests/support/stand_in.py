@@ -16,13 +16,13 @@ from typing import Any
 
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.config import Config
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.jobs import sandbox_id
 from dockless.sched.policy.waiting import order
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import Lease, held
 
 DEADLINE = 20.0
@@ -133,12 +133,12 @@ def left_running(
         "uid": 0, "user": "root", "name": "", "group": "", "image": "host", "command": "true", "gpus": "1", "gpu_count": 1, "wanted": (),
         "quota_groups": (), "priority": 0, "time_limit": 0.0, "on_reboot": "fail", "spec": "{}",
     }  # fmt: skip
-    db = queue.open_queue(directory / "jobs.db")
+    db = schema.open_queue(directory / "jobs.db")
     db.execute("INSERT INTO sqlite_sequence SELECT 'jobs', 6 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name='jobs')")
     (number,) = queue.insert(db, [queue.NewJob(**(values | job))], False, 1.0)  # not 1, which would be the attempt's number, too
-    name = sandbox_id(number, 1, queue.queue_id(db))
-    ticks = queue.ticks() if ticks is None else ticks
-    queue.begin_attempt(db, Lease(number, 1, ("GPU-0",), 5.0), name, boot or queue.boot_id(), ticks)
+    name = sandbox_id(number, 1, queries.queue_id(db))
+    ticks = clock.ticks() if ticks is None else ticks
+    queue.begin_attempt(db, Lease(number, 1, ("GPU-0",), 5.0), name, boot or clock.boot_id(), ticks)
     if state == "running":
         queue.set_running(db, number, 1, 6.0)
     if cancelled:

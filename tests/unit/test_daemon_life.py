@@ -30,7 +30,7 @@ from dockless.sandbox.run import detached
 from dockless.sched import Client, daemon
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.gpus.hostgpus import HostGpus
-from dockless.sched.store import queue
+from dockless.sched.store import queue, schema
 from dockless.sched.wire.server import Server
 
 US = os.getpid()
@@ -190,7 +190,7 @@ def serve(home, work=lambda path: None, end=signal.SIGTERM, *, at_once=lambda: N
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_from_its_start_to_its_end(home, gpus, told, capfd, end):
     paths.make(paths.state())
-    db = queue.open_queue(paths.state() / "jobs.db")
+    db = schema.open_queue(paths.state() / "jobs.db")
     queue.insert(db, [queue.NewJob(0, "root", "", "", "host", "true", "8", 8, (), (), 0, 0.0, "fail", "{}")], False, 1.0)
     db.close()
     seen = []

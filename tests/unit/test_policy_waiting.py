@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_policy import decide_plainly, supplied, wider
 
+from dockless.sched.clock import ticks
 from dockless.sched.engine.entry import live_jobs
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy import waiting
@@ -23,7 +24,7 @@ from dockless.sched.policy.ranks import ENTRY
 from dockless.sched.policy.state import Preemption, QueueState, RunningJob
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import KINDS, Line, WaitingJob, WaitingList, length, longest, order, patience
-from dockless.sched.store.queue import Live, ticks
+from dockless.sched.store.queries import Live
 
 
 def state(dice: random.Random, wide: bool = False) -> QueueState:

@@ -19,7 +19,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import aside
 from dockless.sched.jobs import JobOptions, JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue
 from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
@@ -41,12 +41,12 @@ async def running_box(running, launcher, number, attempt):
 
 
 def tries(running, number):
-    return [(a.number, str(a.state), a.reason) for a in queue.attempts(running.reader, number)]
+    return [(a.number, str(a.state), a.reason) for a in queries.attempts(running.reader, number)]
 
 
 async def ended(running, number):
     await until(lambda: number not in running.entries)
-    return queue.job(running.reader, number)
+    return queries.job(running.reader, number)
 
 
 def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path, launcher):
             box = await running_box(running, launcher, new, 1)
             job = running.entries[new].job
             assert new == number + 1 and (job.uid, job.name, job.gpus, job.options) == (1001, "n", "1", JobOptions(retries=2))
-            assert queue.job(running.reader, number).state is State.COMPLETED
+            assert queries.job(running.reader, number).state is State.COMPLETED
             box.end(Exit(0, None))
             await ended(running, new)
             await running.write(lambda db: queue.shed(db, 1001, 0))
@@ -244,7 +244,7 @@ def test_a_job_of_an_array_keeps_its_place_in_it(tmp_path, launcher):
             assert box.spec.env and dict(box.spec.env)["DOCKLESS_ARRAY_INDEX"] == "1"
             box.end(Exit(0, None))
             await ended(running, new)
-            assert (queue.job(running.reader, new).array, queue.job(running.reader, new).index) == (ids[0], 1)
+            assert (queries.job(running.reader, new).array, queries.job(running.reader, new).index) == (ids[0], 1)
 
     asyncio.run(play())
 

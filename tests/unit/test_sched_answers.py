@@ -26,7 +26,7 @@ from dockless.sched.config import Config
 from dockless.sched.jobs import Filter
 from dockless.sched.policy.forecast import forecast
 from dockless.sched.policy.whatif import Sooner
-from dockless.sched.store import queue as queue_store
+from dockless.sched.store import queries
 from dockless.sched.wire import client, listed, outlook, protocol, server, verbs
 from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
@@ -328,7 +328,7 @@ def test_a_page_shows_what_one_job_shows(tmp_path):
             caller = PEOPLE[who]
             found = await desk(who, lambda queue: queue.queue(ended=True))
             entries = desk.engine.entries
-            past = {row.id: row for row in queue_store.ended(desk.engine.reader, Filter(), 10)}
+            past = {row.id: row for row in queries.ended(desk.engine.reader, Filter(), 10)}
             for row in found:
                 alone = desk.server.answers.view(caller, entries[row.id].job if row.id in entries else past[row.id])
                 assert replace(row, place=0, starts_in=None) == alone

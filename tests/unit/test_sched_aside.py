@@ -19,7 +19,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.waiting import aside, holding
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import parse_after
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
@@ -55,7 +55,7 @@ def waits(running, number):
 
 
 def stored(running, number):
-    return queue.job(running.reader, number)
+    return queries.job(running.reader, number)
 
 
 async def gone(running, launcher, number, code=0):

@@ -18,7 +18,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched.engine import attempts
 from dockless.sched.engine.attempts import SETTLE, AttemptEnd
 from dockless.sched.jobs import Job, State
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 
 
 @pytest.fixture

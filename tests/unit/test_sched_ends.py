@@ -15,7 +15,7 @@ from dockless.base.records import differences
 from dockless.errors import BadInput, CommandNotFound, NotEnoughGpus, SandboxGone, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, outage, stopping
@@ -23,7 +23,7 @@ from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.engine.lifecycle import ending, starting
 from dockless.sched.jobs import JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries, schema
 
 ME = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)
@@ -51,7 +51,7 @@ async def started(running, launcher, *jobs, caller=ME):
 
 def ended(running, number):
     """What the queue says of it: state, reason, exit code, and of each attempt state and reason."""
-    job = queue.job(running.reader, number)
+    job = queries.job(running.reader, number)
     return str(job.state), job.reason, job.exit_code, [(str(one.state), one.reason) for one in job.attempts]
 
 
@@ -83,7 +83,7 @@ def test_a_start_and_an_end_are_one_transaction_where_the_program_ends_at_once(t
                 before = running._writer.transactions
                 await until(lambda number=number: number not in running.entries)
                 assert running._writer.transactions == before + 2  # that it starts, and the rest
-                job = queue.job(running.reader, number)
+                job = queries.job(running.reader, number)
                 assert (job.state, job.exit_code) == (state, code)
                 events = running.reader.execute("SELECT event FROM events WHERE job=? ORDER BY seq", (number,)).fetchall()
                 assert [event for (event,) in events] == ["submit", "start", "running", "ended"]
@@ -103,7 +103,7 @@ def test_what_ends_at_once_and_is_to_run_again_does(tmp_path, launcher):
             (number,) = await running.submit(ME, [plain(retries=1)], None)
             await until(lambda: number not in running.entries)
             assert ended(running, number)[0::2] == ("COMPLETED", 0)
-            assert [str(one.state) for one in queue.job(running.reader, number).attempts] == ["ENDED", "ENDED"]
+            assert [str(one.state) for one in queries.job(running.reader, number).attempts] == ["ENDED", "ENDED"]
 
     asyncio.run(play())
 
@@ -223,7 +223,7 @@ def test_what_is_launched(tmp_path, launcher, monkeypatch, euid, caller, owner):
             group = {"user": caller.uid} if euid == 0 else {}
             assert how == {"id": running.name(number, 1), "owner": owner, "labels": labels} | group
             entry = running.entries[number]
-            assert (entry.grace, entry.limit) == (3.0, 43.0) and entry.ends == pytest.approx(queue.ticks() + 40.0, abs=30)
+            assert (entry.grace, entry.limit) == (3.0, 43.0) and entry.ends == pytest.approx(clock.ticks() + 40.0, abs=30)
             _, (other,) = await started(running, launcher, plain(Spec(argv=("true",), log_size=5)))
             assert other.spec.log_size == 5 and not other.spec.gpus
 
@@ -387,7 +387,7 @@ def test_who_waits_hears_what_the_queue_says(tmp_path, launcher, monkeypatch):
                 entry.gone.append(gone)
                 box.end(record)
                 heard = await asyncio.wait_for(waits, DEADLINE)
-                job = queue.job(running.reader, number)
+                job = queries.job(running.reader, number)
                 assert heard == replace(job, attempts=()) and gone.done()
                 assert (job.state, job.reason, job.exit_code, job.signal) == (state, reason, code, signal)
                 assert job.attempts[0].exit["signal"] == signal and list(job.attempts[0].exit)[:2] == ["code", "signal"]
@@ -510,7 +510,7 @@ def test_what_cannot_be_ended_at_once_is_tried_again_and_the_next_daemon_goes_on
             box.on_kill = lambda: (_ for _ in ()).throw(ValueError("hunter2"))
             running.spawn(ending.give_up(running, running.entries[number], ValueError("hunter2")))
             await until(lambda: box.said.count("kill") > 2)
-        assert queue.job(queue.connect(tmp_path / "jobs.db"), number).state is State.RUNNING
+        assert queries.job(schema.connect(tmp_path / "jobs.db"), number).state is State.RUNNING
 
     asyncio.run(play())
     said = capfd.readouterr().err
@@ -618,7 +618,7 @@ def test_who_cancelled_is_written_down_once(tmp_path, launcher):
             box.send_stop = lambda: box.said.append("stop")
             await running.cancel(number, "ann", 3600.0)
             await running.cancel(number, "ben", 1800.0)
-            assert running.entries[number].stop_by - queue.ticks() <= 1800
+            assert running.entries[number].stop_by - clock.ticks() <= 1800
             rows = running.reader.execute("SELECT detail FROM events WHERE event='cancel'")
             assert list(rows) == [("by ann",)]
             await until(lambda: box.said == ["stop"])

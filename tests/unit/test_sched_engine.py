@@ -13,7 +13,7 @@ from dockless.base.records import differences
 from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, outage
@@ -21,9 +21,9 @@ from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.lifecycle import ending
 from dockless.sched.engine.lifecycle.ending import OVERDUE
 from dockless.sched.jobs import JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import Lease, held
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 
 ME = Caller(0, "root", frozenset(), True)
 
@@ -112,8 +112,8 @@ def test_the_daemon_ends_behind_what_is_being_launched(tmp_path, launcher, monke
         return number
 
     number = asyncio.run(play())
-    db = queue.open_queue(tmp_path / "jobs.db")
-    assert queue.job(db, number).state is State.RUNNING
+    db = schema.open_queue(tmp_path / "jobs.db")
+    assert queries.job(db, number).state is State.RUNNING
     db.close()
 
 
@@ -174,7 +174,7 @@ def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
             await running.back(entry, lambda db: queue.requeue(db, number, 9.0, "the host was rebooted"))
             assert number not in running.active and entry.handle is None
             if cancelled:
-                assert number not in running.entries and queue.job(running.reader, number).state is State.CANCELLED
+                assert number not in running.entries and queries.job(running.reader, number).state is State.CANCELLED
                 return
             assert list(running.waiting) == [entry.waiting]
             assert (entry.job.state, entry.job.started, entry.job.devices, entry.ends) == (State.PENDING, 0.0, (), None)
@@ -198,7 +198,7 @@ def test_a_cancel_outlives_the_daemon(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             await until(lambda: number not in running.entries)
             assert box.said[0] == "stop"
-            assert queue.job(running.reader, number).state is State.CANCELLED
+            assert queries.job(running.reader, number).state is State.CANCELLED
 
     asyncio.run(play())
 
@@ -210,12 +210,12 @@ def test_cancelled_more_than_once(tmp_path, launcher):
             await until(lambda: running.entries[first].job.state is State.RUNNING)
             await asyncio.gather(*(running.cancel(number, "root", None) for _ in range(3)))
             assert number not in running.entries and not running.waiting
-            assert queue.job(running.reader, number).state is State.CANCELLED
+            assert queries.job(running.reader, number).state is State.CANCELLED
             await running.cancel(number, "root", None)
             (box,) = launcher.boxes.values()
             await asyncio.gather(*(running.cancel(first, "root", None) for _ in range(3)))
             await until(lambda: first not in running.entries)
-            assert box.said[0] == "stop" and queue.job(running.reader, first).state is State.CANCELLED
+            assert box.said[0] == "stop" and queries.job(running.reader, first).state is State.CANCELLED
 
     asyncio.run(play())
 
@@ -244,7 +244,7 @@ def test_what_must_not_be_lost_is_written_when_the_disk_has_room_again(tmp_path,
 
 
 def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, launcher):
-    ticks = queue.ticks() - 1000
+    ticks = clock.ticks() - 1000
     number, _ = left_running(tmp_path, launcher, ticks=ticks, time_limit=3600.0)
 
     async def play():
@@ -296,13 +296,13 @@ def test_a_clock_of_another_boot_says_nothing(tmp_path, launcher):
 def test_what_lives_on_after_its_keeper_is_killed_before_its_gpus_go_on(tmp_path, launcher):
     number, box = left_running(tmp_path, launcher)
     leased = []
-    box.on_kill = lambda: leased.append([lease.job for lease in held(queue.connect(tmp_path / "jobs.db"))])
+    box.on_kill = lambda: leased.append([lease.job for lease in held(schema.connect(tmp_path / "jobs.db"))])
 
     async def play():
         async with engine(tmp_path, launcher) as running:
             box.end(None)
             await until(lambda: number not in running.entries)
-            assert queue.job(running.reader, number).state is State.LOST
+            assert queries.job(running.reader, number).state is State.LOST
             assert held(running.reader) == []
 
     asyncio.run(play())
@@ -326,7 +326,7 @@ def test_a_job_that_ran_is_not_run_again(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher) as running:
             await until(lambda: number not in running.entries)
-            job = queue.job(running.reader, number)
+            job = queries.job(running.reader, number)
             assert (job.state, job.reason, len(job.attempts)) == (State.LOST, "its keeper was killed", 1)
 
     asyncio.run(play())
@@ -345,7 +345,7 @@ def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
     """A foreign key that is looked at only by COMMIT: every change of the transaction is lost, and each is told so."""
     from dockless.sched.store.writer import QueueWriter
 
-    db = queue.open_queue(tmp_path / "jobs.db")
+    db = schema.open_queue(tmp_path / "jobs.db")
     db.execute("PRAGMA foreign_keys=ON")
     db.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY)")
     db.execute("CREATE TABLE child(of INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")

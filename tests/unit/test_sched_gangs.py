@@ -18,7 +18,7 @@ from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec
-from dockless.sched import roles
+from dockless.sched import clock, roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import stopping
@@ -29,7 +29,7 @@ from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 from dockless.sched.store.lease import held
 
 ROOT = Caller(0, "root", frozenset(), True)
@@ -151,7 +151,7 @@ async def boxes(running, launcher, numbers, attempt=1):
 
 async def ended(running, numbers):
     await until(lambda: not any(number in running.entries for number in numbers))
-    jobs = [queue.job(running.reader, number) for number in numbers]
+    jobs = [queries.job(running.reader, number) for number in numbers]
     return [(str(job.state), job.reason, job.exit_code) for job in jobs]
 
 
@@ -202,12 +202,12 @@ def test_each_counts_as_a_job(tmp_path, launcher, most, said):
         (box,) = await boxes(running, launcher, [one])
         four = await running.submit(ROOT, [plain()] * 4, None, gang=True)
         (late,) = await running.submit(ROOT, [single], None)
-        decision = decide(running.state(), queue.ticks())
+        decision = decide(running.state(), clock.ticks())
         assert not decision.starts and said in decision.reason(running.entries[four[0]].waiting).text
         assert f"job {four[0]} comes first" in decision.reason(running.entries[late].waiting).text
         box.end(Exit(0, None))
         together = await boxes(running, launcher, four)
-        decision = decide(running.state(), queue.ticks())
+        decision = decide(running.state(), clock.ticks())
         assert not decision.starts and "4 of 4 jobs" in decision.reason(running.entries[late].waiting).text
         for box in together:
             box.end(Exit(0, None))
@@ -509,17 +509,17 @@ def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher, monkeypatc
         preempting.preempt(running, running.entries[numbers[0]], 99)
         await until(lambda: "stop" in two.said)
         (seen,) = running.state().running
-        assert seen.stopping and not any(running.past.at(queue.ticks(), []).values())
+        assert seen.stopping and not any(running.past.at(clock.ticks(), []).values())
         two.end(Exit(0, None))
         one, two = await boxes(running, launcher, numbers, 2)
-        assert running.past.at(queue.ticks(), [])["user root"] > 0
+        assert running.past.at(clock.ticks(), [])["user root"] > 0
         assert [of for of, event in told if event == "preempt"] == numbers
         assert not any(running.entries[number].silent for number in numbers)
         two.end(Exit(3, None))
         await until(lambda: running.entries[numbers[1]].silent)
         one.end(Exit(0, None))
         assert await ended(running, numbers) == [("COMPLETED", "", 0), ("FAILED", "exit code 3", 3)]
-        assert [one.reason for one in queue.job(running.reader, numbers[0]).attempts] == ["preempted for job 99", ""]
+        assert [one.reason for one in queries.job(running.reader, numbers[0]).attempts] == ["preempted for job 99", ""]
 
     play(tmp_path, launcher, story, Config(order="fair"))
 
@@ -648,7 +648,7 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
         chief.end(Exit(0, None))
         chief.send_stop = lambda: None  # it has ended, whoever tells it to
         await until(lambda: "stop" in ps.said)
-        assert queue.job(running.reader, numbers[0]).options.ending == "done"
+        assert queries.job(running.reader, numbers[0]).options.ending == "done"
         return numbers, ps
 
     numbers, ps = play(tmp_path, launcher, before)

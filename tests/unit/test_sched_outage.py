@@ -16,7 +16,7 @@ from support.stand_in import DEADLINE
 from dockless.errors import SchedError
 from dockless.sched.engine import outage
 from dockless.sched.engine.outage import Outage, _room
-from dockless.sched.store import queue
+from dockless.sched.store import queries, schema
 
 FULL = SchedError("the queue cannot be written: disk full", subject="jobs.db")
 
@@ -64,10 +64,10 @@ def test_whether_there_is_room(tmp_path, monkeypatch, opening, room, fails):
 
 
 def test_a_change_that_changes_nothing_is_written_all_the_same(tmp_path):
-    db = queue.open_queue(tmp_path / "jobs.db")
-    before, name = db.total_changes, queue.queue_id(db)
+    db = schema.open_queue(tmp_path / "jobs.db")
+    before, name = db.total_changes, queries.queue_id(db)
     outage._touch(db)
-    assert db.total_changes == before + 1 and queue.queue_id(db) == name
+    assert db.total_changes == before + 1 and queries.queue_id(db) == name
     db.close()
 
 

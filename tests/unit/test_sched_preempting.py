@@ -12,7 +12,7 @@ from dockless.base.records import differences
 from dockless.errors import SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import outage, stopping
@@ -20,7 +20,7 @@ from dockless.sched.engine.lifecycle import preempting
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.state import Preemption
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)
@@ -53,7 +53,7 @@ async def borrowed(running, launcher, **fields):
 
 
 def tries(running, number):
-    return [(str(one.state), one.reason) for one in queue.job(running.reader, number).attempts]
+    return [(str(one.state), one.reason) for one in queries.job(running.reader, number).attempts]
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -66,8 +66,8 @@ def test_what_is_borrowed_is_given_back_and_runs_again(tmp_path, code):
             wide, small, box = await borrowed(running, launcher)
             entry = running.entries[wide]
             assert box.said == ["stop"] and running.entries[small].job.state is State.PENDING
-            assert entry.stop_by > queue.ticks() + 3000  # the grace of a preemption, not the job's own
-            assert queue.job(running.reader, wide).options.preempted_by == small
+            assert entry.stop_by > clock.ticks() + 3000  # the grace of a preemption, not the job's own
+            assert queries.job(running.reader, wide).options.preempted_by == small
             passed = running.decision
             running.kick()
             await until(lambda: running.decision is not passed)
@@ -77,13 +77,13 @@ def test_what_is_borrowed_is_given_back_and_runs_again(tmp_path, code):
             box.end(Exit(code, None))
             first = await running_again(running, launcher, small, 1)
             assert entry.job.state is State.PENDING and tries(running, wide) == [("ENDED", f"preempted for job {small}")]
-            assert entry.job.options.preempted_by == 0 == queue.job(running.reader, wide).options.preempted_by
+            assert entry.job.options.preempted_by == 0 == queries.job(running.reader, wide).options.preempted_by
             first.end(Exit(0, None))
             again = await running_again(running, launcher, wide, 2)
             assert entry.stop_by is None and again.said == []
             again.end(Exit(0, None))
             await until(lambda: wide not in running.entries)
-            assert queue.job(running.reader, wide).state is State.COMPLETED
+            assert queries.job(running.reader, wide).state is State.COMPLETED
 
     asyncio.run(play())
 
@@ -117,7 +117,7 @@ def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch)
                 await until(lambda: entry.stop_by is None)
                 assert entry.job.options.preempted_by == 0 and not running._kicked
             await until(lambda: "stop" in box.said)
-            assert running.outage.text == "" and queue.job(running.reader, wide).options.preempted_by == small
+            assert running.outage.text == "" and queries.job(running.reader, wide).options.preempted_by == small
             box.end(Exit(0, None))
 
     asyncio.run(play())
@@ -148,13 +148,13 @@ def test_a_cancel_and_its_time_limit_end_it_for_good(tmp_path):
             await running.cancel(wide, "root", None)
             box.end(Exit(None, 15))
             first = await running_again(running, launcher, small, 1)
-            assert queue.job(running.reader, wide).state is State.CANCELLED
+            assert queries.job(running.reader, wide).state is State.CANCELLED
             first.end(Exit(0, None))
             await until(lambda: not running.entries)
             wide, _, box = await borrowed(running, launcher, time_limit=3600.0)
             box.end(Exit(None, 9, timed_out=True))
             await until(lambda: wide not in running.entries)
-            assert queue.job(running.reader, wide).state is State.TIMEOUT
+            assert queries.job(running.reader, wide).state is State.TIMEOUT
 
     asyncio.run(play())
 
@@ -169,7 +169,7 @@ def test_a_daemon_that_comes_back_goes_on_with_it(tmp_path):
             box = await running_again(running, launcher, wide, 1)
             monkeypatch.setattr(preempting, "go_on", lambda *_: None)
             (small,) = await running.submit(ANN, [job(gpus="1")], None)
-            await until(lambda: queue.job(running.reader, wide).options.preempted_by == small)
+            await until(lambda: queries.job(running.reader, wide).options.preempted_by == small)
             assert not box.said
             return wide, small, box
 

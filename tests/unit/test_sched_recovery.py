@@ -22,7 +22,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine import stopping
 from dockless.sched.engine.gpus import draining
 from dockless.sched.jobs import Filter, JobOptions, JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import held
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.listed import Listed
@@ -86,8 +86,8 @@ def test_what_became_of_a_job(tmp_path, launcher, recorded, found, state, reason
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            await until(lambda: queue.job(running.reader, number).state is state)
-            job = queue.job(running.reader, number)
+            await until(lambda: queries.job(running.reader, number).state is state)
+            job = queries.job(running.reader, number)
             assert (job.reason, job.exit_code, [(str(one.state), one.reason) for one in job.attempts]) == (reason, code, attempts)
             rows = list(running.reader.execute("SELECT event, detail FROM events ORDER BY seq"))[2 + recorded.startswith("running") :]
             assert [(what, "GPU" if detail.startswith("GPU") or detail.startswith("sim") else detail) for what, detail in rows] == events
@@ -105,7 +105,7 @@ def test_what_lives_on_without_its_keeper_is_killed_before_its_gpus_go_on(tmp_pa
     number, box = left_running(tmp_path, launcher)
     box.now = "vanished"
     leased = []
-    box.on_kill = lambda: leased.extend(lease.job for lease in held(queue.connect(tmp_path / "jobs.db")))
+    box.on_kill = lambda: leased.extend(lease.job for lease in held(schema.connect(tmp_path / "jobs.db")))
 
     async def play():
         async with engine(tmp_path, launcher) as running:
@@ -116,7 +116,7 @@ def test_what_lives_on_without_its_keeper_is_killed_before_its_gpus_go_on(tmp_pa
 
 
 def test_what_waited_waits_in_its_order(tmp_path, launcher):
-    db = queue.open_queue(tmp_path / "jobs.db")
+    db = schema.open_queue(tmp_path / "jobs.db")
     new = queue.NewJob(0, "root", "", "", "host", "true", "2", 2, (), (), 0, 0.0, "fail", "{}")
     queue.insert(db, [new, new, replace(new, priority=5)], False, 1.0)
     db.close()
@@ -167,7 +167,7 @@ def test_one_that_cannot_be_taken_up_is_ended_and_the_others_are_taken_up(tmp_pa
     async def play():
         async with engine(tmp_path, launcher) as running:
             await until(lambda: first not in running.entries)
-            job = queue.job(running.reader, first)
+            job = queries.job(running.reader, first)
             assert (job.state, job.reason) == (State.LOST, "the daemon could not follow it: ValueError")
 
     asyncio.run(play())
@@ -195,13 +195,13 @@ def test_what_the_hosts_shutdown_ended(tmp_path, launcher, record, on_reboot, bo
     number, box = left_running(tmp_path, launcher, state="running", boot=boot, on_reboot=on_reboot)
     box.now, box.record = "exited", record
     if shutdown:
-        with contextlib.closing(queue.open_queue(tmp_path / "jobs.db")) as db, db:
+        with contextlib.closing(schema.open_queue(tmp_path / "jobs.db")) as db, db:
             queue.note_shutdown(db, shutdown)
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            await until(lambda: queue.job(running.reader, number).state is state)
-            job = queue.job(running.reader, number)
+            await until(lambda: queries.job(running.reader, number).state is state)
+            job = queries.job(running.reader, number)
             if state is State.RUNNING:
                 assert [(str(one.state), one.reason) for one in job.attempts] == [("ENDED", "the host was shut down"), ("RUNNING", "")]
 
@@ -215,8 +215,8 @@ def test_a_shutdown_is_remembered(tmp_path, launcher):
 
     began = time.time()
     asyncio.run(note())
-    with contextlib.closing(queue.open_queue(tmp_path / "jobs.db")) as db:
-        assert began <= queue.shutdown(db) <= time.time()
+    with contextlib.closing(schema.open_queue(tmp_path / "jobs.db")) as db:
+        assert began <= queries.shutdown(db) <= time.time()
 
 
 def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were(tmp_path):
@@ -271,7 +271,7 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
 
 @pytest.mark.parametrize("rule", [{"retry_at": 4e9}, {"requeue": "asked"}, {"preempted_by": 7}])
 def test_what_is_between_two_attempts_is_made_whole_at_once(tmp_path, rule):
-    db = queue.open_queue(tmp_path / "jobs.db")
+    db = schema.open_queue(tmp_path / "jobs.db")
     queue.insert(
         db, [queue.NewJob(0, "root", "", "", "host", "true", "3", 3, (), (), 0, 0.0, "fail", "{}", JobOptions(**rule))], False, 1.0
     )

@@ -14,13 +14,13 @@ from dockless.base.records import differences
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import stopping
 from dockless.sched.engine.lifecycle import remains
 from dockless.sched.jobs import JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 
 ME = Caller(0, "root", frozenset(), True)
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_removed_is_said_and_tried_again(tmp_path, launcher, capf
             box.remove = lambda: (_ for _ in ()).throw(ValueError("hunter2"))
             box.end(Exit(0, None))
             await until(lambda: running.left == [box])
-            assert queue.job(running.reader, number).state is State.COMPLETED
+            assert queries.job(running.reader, number).state is State.COMPLETED
             await remains.clear_left(running)
             assert running.left == [box]
             box.remove = real
@@ -137,7 +137,7 @@ def test_who_asks_again_can_only_make_it_shorter(tmp_path, launcher, monkeypatch
             entry = running.entries[number]
             box.send_stop = lambda: box.said.append("stop")
             with monkeypatch.context() as patch:
-                patch.setattr(queue, "ticks", lambda: 1e9)
+                patch.setattr(clock, "ticks", lambda: 1e9)
                 entry.grace = 500.0
                 times = []
                 for grace in (None, 700.0, 300.0, None):
@@ -178,7 +178,7 @@ def test_a_stop_signal_that_cannot_be_sent_keeps_nothing_from_its_end(tmp_path, 
             box.on_kill = lambda: box.end(Exit(None, 9))
             await running.cancel(number, "root", 0.0)
             await until(lambda: number not in running.entries)
-            assert queue.job(running.reader, number).state is State.CANCELLED
+            assert queries.job(running.reader, number).state is State.CANCELLED
 
     asyncio.run(play())
     said = capfd.readouterr().err

@@ -16,7 +16,7 @@ from dockless.sched import State
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.engine.lifecycle import housekeeping
 from dockless.sched.jobs import NO_OPTIONS, Filter
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.queue import NewJob
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def db(path: Path):
-    db = queue.open_queue(path)
+    db = schema.open_queue(path)
     db.execute("PRAGMA synchronous=OFF")
     yield db
     db.close()
@@ -51,12 +51,12 @@ def end(db, number: int, at: float) -> None:
 def test_an_array_has_one_spec(db, path):
     ids = queue.insert(db, [new(spec=BIG)] * 1000, True, 1.0)
     assert specs(db) == 1 and path.stat().st_size + Path(f"{path}-wal").stat().st_size < 60 * len(BIG)
-    assert queue.spec(db, ids[0]) == queue.spec(db, ids[-1]) == BIG
-    assert {live.spec_size for live in queue.live(db)} == {len(BIG)}
+    assert queries.spec(db, ids[0]) == queries.spec(db, ids[-1]) == BIG
+    assert {live.spec_size for live in queries.live(db)} == {len(BIG)}
     for number in ids[:-1]:
         end(db, number, 2.0)
     queue.forget(db, 3.0, 1000, 1000)
-    assert queue.spec(db, ids[-1]) == BIG
+    assert queries.spec(db, ids[-1]) == BIG
     end(db, ids[-1], 2.0)
     assert specs(db) == 1
     queue.forget(db, 3.0, 1000, 1000)
@@ -71,17 +71,17 @@ def test_of_ended_jobs_the_newest_specs_are_kept(db):
     for at, number in enumerate((first, third, second, *array[:2], others), 10):
         end(db, number, float(at))
     queue.shed(db, 1, 30)
-    assert [queue.spec(db, number)[:1] for number in (first, second, third, *array, others)] == ["", "b", "c", "d", "d", "d", "e"]
+    assert [queries.spec(db, number)[:1] for number in (first, second, third, *array, others)] == ["", "b", "c", "d", "d", "d", "e"]
     queue.shed(db, 1, 5)
-    assert [queue.spec(db, number)[:1] for number in (second, third, *array, others)] == ["", "", "", "", "d", "e"] and specs(db) == 2
+    assert [queries.spec(db, number)[:1] for number in (second, third, *array, others)] == ["", "", "", "", "d", "e"] and specs(db) == 2
 
 
 def test_equal_jobs_of_one_submit_share_and_others_do_not(db):
     queue.insert(db, [new(spec="a"), new(spec="b"), new(spec="a")], False, 1.0)
     queue.insert(db, [new(spec="a")], False, 1.0)
-    assert specs(db) == 3 and [queue.spec(db, number) for number in (1, 2, 3, 4)] == ["a", "b", "a", "a"]
+    assert specs(db) == 3 and [queries.spec(db, number) for number in (1, 2, 3, 4)] == ["a", "b", "a", "a"]
     end(db, 1, 2.0)
-    assert queue.spec(db, 3) == "a"
+    assert queries.spec(db, 3) == "a"
 
 
 def test_old_jobs_are_forgotten_and_nothing_else(db):
@@ -89,7 +89,7 @@ def test_old_jobs_are_forgotten_and_nothing_else(db):
     for number, at in zip(ids[:4], (10.0, 20.0, 30.0, 40.0), strict=True):
         end(db, number, at)
     assert queue.forget(db, 25.0, 1000, 500) == (2, [])
-    assert [number for number in ids if queue.job(db, number)] == [3, 4, 5]
+    assert [number for number in ids if queries.job(db, number)] == [3, 4, 5]
     assert {row[0] for row in db.execute("SELECT job FROM events")} == {3, 4}
     assert queue.forget(db, 25.0, 1000, 500) == (0, [])
     assert queue.insert(db, [new()], False, 1.0) == [6]
@@ -104,7 +104,7 @@ def test_of_each_user_so_many_are_remembered(db):
     while (count := queue.forget(db, 0.0, 5, 7)[0]) > 0:
         rounds.append(count)
     assert rounds == [7, 7, 1]
-    assert [number for number in many if queue.job(db, number)] == many[-5:] and all(queue.job(db, number) for number in few)
+    assert [number for number in many if queries.job(db, number)] == many[-5:] and all(queries.job(db, number) for number in few)
 
 
 def test_so_many_are_forgotten_at_once_and_no_more(db):
@@ -114,7 +114,7 @@ def test_so_many_are_forgotten_at_once_and_no_more(db):
             end(db, number, float(number))
     rounds = []
     while (count := queue.forget(db, 3.0, 2, 3)[0]) > 0:
-        rounds.append((count, [number for number in range(1, 13) if queue.job(db, number)]))
+        rounds.append((count, [number for number in range(1, 13) if queries.job(db, number)]))
     assert rounds == [(3, [3, 4, 6, 7, 8, 9, 10, 11, 12]), (3, [3, 4, 7, 8, 11, 12])]
 
 
@@ -125,7 +125,7 @@ def test_the_sandboxes_of_the_forgotten_are_named(db):
     queue.begin_attempt(db, Lease(number, 1, (), 2.0), "job-1-1-abc", "boot", 1.0)
     queue.finish(db, number, 1, State.FAILED, 3.0, "", {"code": 1})
     assert queue.forget(db, 100.0, 0, 500) == (1, ["job-1-1-abc"])
-    assert queue.attempts(db, number) == ()
+    assert queries.attempts(db, number) == ()
 
 
 def test_room_goes_back_to_the_disk(db, path):
@@ -244,9 +244,9 @@ def test_a_round_every_hour_and_after_many_ends(monkeypatch, capfd):
 
 
 def to_version_2(path: Path) -> None:
-    db = queue.connect(path)
+    db = schema.connect(path)
     db.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    queue._upgrade_1(db)
+    schema._upgrade_1(db)
     assert db.execute("PRAGMA user_version").fetchone()[0] == 2
     db.close()
 
@@ -257,13 +257,13 @@ def test_an_older_queue_is_taken_over(path, version):
     before = path.stat().st_size
     if version == 2:
         to_version_2(path)
-    db = queue.open_queue(path)
-    assert db.execute("PRAGMA user_version").fetchone()[0] == queue.VERSION and queue.queue_id(db) == "cafe"
-    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(list(queue.ended(db, Filter(), 100))) == 3
-    assert [queue.spec(db, number) for number in (4, 53, 54, 55)] == [BIG, BIG, "own", "own"]
+    db = schema.open_queue(path)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == schema.VERSION and queries.queue_id(db) == "cafe"
+    assert specs(db) == 3 and len(queries.live(db)) == 52 and len(list(queries.ended(db, Filter(), 100))) == 3
+    assert [queries.spec(db, number) for number in (4, 53, 54, 55)] == [BIG, BIG, "own", "own"]
     assert db.execute("PRAGMA auto_vacuum").fetchone()[0] == 2
     fresh = sqlite3.connect(":memory:")
-    for statement in queue.SCHEMA:
+    for statement in schema.SCHEMA:
         fresh.execute(statement)
 
     def shape(db: sqlite3.Connection) -> dict[str, set[str]]:
@@ -274,13 +274,13 @@ def test_an_older_queue_is_taken_over(path, version):
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before / 10
     assert queue.insert(db, [new()], False, 1.0) == [56]
-    assert {live.job.options for live in queue.live(db)} == {NO_OPTIONS}
+    assert {live.job.options for live in queries.live(db)} == {NO_OPTIONS}
     db.close()
-    queue.open_queue(path).close()
+    schema.open_queue(path).close()
 
 
 def test_an_older_queue_keeps_its_size_where_there_is_no_room_for_a_copy(path):
-    class Full(queue._Connection):
+    class Full(schema._Connection):
         def execute(self, sql, parameters=(), /):
             if sql == "VACUUM":
                 raise sqlite3.OperationalError("database or disk is full")
@@ -288,7 +288,7 @@ def test_an_older_queue_keeps_its_size_where_there_is_no_room_for_a_copy(path):
 
     old_queue(path)
     db = sqlite3.connect(path, isolation_level=None, factory=Full)
-    queue._upgrade_1(db)
+    schema._upgrade_1(db)
     assert db.execute("PRAGMA user_version").fetchone()[0] == 2 and specs(db) == 3
     db.close()
 
@@ -297,7 +297,7 @@ def test_per_user(db):
     per_user = PerUser()
     queue.insert(db, [new(1, "x" * 100)] * 3, True, 1.0)
     queue.insert(db, [new(1, "y" * 7), new(2, "z")], False, 1.0)
-    lives = queue.live(db)
+    lives = queries.live(db)
     for live in lives:
         per_user.enter(live)
     assert (per_user.jobs, per_user.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})

@@ -22,7 +22,7 @@ from dockless.sched.engine import attempts, engine, outage, stopping, wants
 from dockless.sched.engine.gpus import hostgpus
 from dockless.sched.engine.lifecycle import ending, housekeeping, starting
 from dockless.sched.policy.state import Preemption
-from dockless.sched.store import queue, writer
+from dockless.sched.store import queries, queue, schema, writer
 from dockless.sched.wire import answers, client, logs, protocol, server, verbs
 
 
@@ -79,7 +79,9 @@ NUMBERS = {
     protocol: {
         "VERSION": 1, "MAX_REQUEST": 1_048_576, "MAX_PARTS": 150_000, "MAX_JOBS_PER_SUBMIT": 10_000, "MAX_JOBS_PER_REQUEST": 10_000
     },
-    queue: {"VERSION": 3, "_PAGE": 200},
+    queries: {"_PAGE": 200},
+    queue: {"_PAGE": 200},
+    schema: {"VERSION": 3},
     server: {
         "PER_USER": 64, "IN_ALL": 200, "OWN": 8, "EVERYBODY": 280, "KEPT_BACK": 128, "PIECE": 65_536, "UNFINISHED": 8_388_608,
     },

@@ -23,7 +23,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.jobs import AttemptState
-from dockless.sched.store import queue, usage
+from dockless.sched.store import queries, queue, schema, usage
 from dockless.sched.store.lease import Lease
 from dockless.sched.used import BY, Used
 
@@ -36,7 +36,7 @@ VALUES = {
 
 
 def opened(path) -> sqlite3.Connection:
-    db = queue.open_queue(path)
+    db = schema.open_queue(path)
     usage.know(db, MODELS)
     return db
 
@@ -71,7 +71,7 @@ def test_what_is_forgotten_is_still_known_by_day(tmp_path):
     now = NOON + 86400 + 100
     assert sorted(usage.forgotten(db, NOON - 86400, now)) == [(1, midnight, 600 + 2 * 43200), (1, now, 2 * 43200), (2, now, 50)]
     assert sorted(usage.forgotten(db, NOON + 86400, now)) == [(1, now, 2 * 43200), (2, now, 50)]
-    assert all(queue.job(db, number) for number in kept)
+    assert all(queries.job(db, number) for number in kept)
 
 
 def test_an_attempt_over_midnight(tmp_path):
@@ -103,7 +103,7 @@ def test_what_a_daemon_finds_when_it_comes_back(tmp_path):
         job = new(db)
         start(db, job, 1, NOON, ())
         queue.finish(db, job, 1, State.FAILED, now, "", record)
-        (attempt,) = queue.attempts(db, job)
+        (attempt,) = queries.attempts(db, job)
         assert attempt.ended - attempt.started == seconds
     job = new(db)
     queue.begin_attempt(db, Lease(job, 1, (), NOON), "box", "boot", 1.0)
@@ -125,7 +125,7 @@ def test_it_stays_when_jobs_are_forgotten(tmp_path):
         start(db, job, 1, NOON, (gpu,))
         queue.finish(db, job, 1, State.COMPLETED, NOON + 10, "", None)
     usage.know(db, {"g0": "B200"})
-    assert queue.forget(db, NOON + 100, 10, 10)[0] == 2 and queue.job(db, 1) is None
+    assert queue.forget(db, NOON + 100, 10, 10)[0] == 2 and queries.job(db, 1) is None
     assert usage.report(db, NOON, NOON, NOON, "gpu") == [Used("A100", 10, 0, 1, 1), Used("unknown", 10, 0, 1, 1)]
 
 
@@ -168,7 +168,7 @@ def test_the_sums_are_those_of_the_attempts(steps):
         if what == "new":
             numbers.append(new(db, which % 3, ("", "vision")[which % 2], now))
             continue
-        found = queue.job(db, job) if job else None
+        found = queries.job(db, job) if job else None
         if found is None:
             continue
         if what == "start" and found.state is State.PENDING and not _taken(db, gpus):
@@ -209,8 +209,8 @@ def _taken(db, gpus) -> bool:
 
 
 def _in_memory() -> sqlite3.Connection:
-    db = queue.connect(":memory:")
-    for statement in queue.SCHEMA:
+    db = schema.connect(":memory:")
+    for statement in schema.SCHEMA:
         db.execute(statement)
     usage.know(db, MODELS)
     return db

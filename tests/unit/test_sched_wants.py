@@ -18,7 +18,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import outage, stopping, wants
 from dockless.sched.engine.lifecycle import ending, housekeeping, starting
 from dockless.sched.jobs import JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 
 ME = Caller(0, "root", frozenset(), True)
 
@@ -128,7 +128,7 @@ def test_what_such_a_start_left_is_taken_or_removed_and_nothing_is_started_twice
             if left != "exited":
                 started[-1].end(Exit(7, None))
             await until(lambda: not running.entries)
-            job = queue.job(running.reader, number)
+            job = queries.job(running.reader, number)
             assert (job.state, job.exit_code, job.attempt) == (State.FAILED, 7, 1)
             assert len(started) == starts
 
@@ -148,7 +148,7 @@ def test_what_a_start_that_was_given_up_left_ends_before_its_gpus_are_free(tmp_p
             assert running.entries[number].job.devices
             box.on_kill = lambda: box.now == "vanished" or box.end(None)
             await until(lambda: not running.entries)
-            assert queue.job(running.reader, number).state is State.LOST
+            assert queries.job(running.reader, number).state is State.LOST
             await until(lambda: box.said[-1] == "remove")
 
     asyncio.run(play())
@@ -163,7 +163,7 @@ def test_a_sandbox_of_that_name_that_is_not_the_queues_is_left_alone(tmp_path, l
             theirs = launcher.boxes[name] = Box(name, launcher.place / name, {"queue": "another"})
             (number,) = await running.submit(ME, [plain()], None)
             await until(lambda: not running.entries)
-            assert queue.job(running.reader, number).state is State.FAILED
+            assert queries.job(running.reader, number).state is State.FAILED
             assert (number, theirs.said) == (1, [])
 
     asyncio.run(play())
@@ -212,7 +212,7 @@ def test_a_job_whose_own_file_system_is_full_has_failed(tmp_path, launcher, monk
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ME, [plain()], None)
             await until(lambda: not running.entries)
-            assert queue.job(running.reader, number).state is State.FAILED
+            assert queries.job(running.reader, number).state is State.FAILED
 
     asyncio.run(play())
 
@@ -227,7 +227,7 @@ def test_cancelled_while_the_disk_is_full(tmp_path, launcher, monkeypatch, full)
             await running.cancel(number, "root", None)
             full()
             await until(lambda: not running.entries)
-            assert (queue.job(running.reader, number).state, len(calls)) == (State.CANCELLED, 1)
+            assert (queries.job(running.reader, number).state, len(calls)) == (State.CANCELLED, 1)
 
     asyncio.run(play())
 
@@ -240,7 +240,7 @@ def test_not_for_ever(tmp_path, launcher, monkeypatch):
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ME, [plain()], None)
             await until(lambda: not running.entries)
-            assert queue.job(running.reader, number).state is State.FAILED
+            assert queries.job(running.reader, number).state is State.FAILED
             assert len(calls) == 3
 
     asyncio.run(play())
@@ -255,7 +255,7 @@ def test_cancelled_while_the_host_has_no_descriptors(tmp_path, launcher, monkeyp
             await until(lambda: len(calls) > 1)
             await running.cancel(number, "root", None)
             await until(lambda: not running.entries)
-            assert queue.job(running.reader, number).state is State.CANCELLED
+            assert queries.job(running.reader, number).state is State.CANCELLED
 
     asyncio.run(play())
 
@@ -320,7 +320,7 @@ def test_a_job_that_nobody_can_look_at_is_given_up(tmp_path, launcher, monkeypat
             monkeypatch.setattr(box, "exit", broken)
             box.end(None)
             await until(lambda: not running.entries)
-            job = queue.job(running.reader, number)
+            job = queries.job(running.reader, number)
             assert job.state is State.LOST
             assert "nor say whether it has ended (ValueError)" in job.reason
             assert len(looks) == ending.GIVE_UP + 1
@@ -356,7 +356,7 @@ def test_an_output_that_cannot_be_kept_is_said_and_kept_later(tmp_path, launcher
             (box.directory / "log").write_bytes(b"2026-01-31T12:00:00.123456789Z stdout F text\n")
             box.end(Exit(0, None))
             await until(lambda: not running.entries)
-            job = queue.job(running.reader, number)
+            job = queries.job(running.reader, number)
             assert (job.state, job.exit_code) == (State.COMPLETED, 0)
             assert job.reason == "its output is not kept yet: No space left on device"
             assert "remove" not in box.said
@@ -387,7 +387,7 @@ def test_a_directory_of_kept_logs_that_is_gone_loses_nothing(tmp_path, launcher)
             os.rmdir(running.logs)
             box.end(Exit(0, None))
             await until(lambda: not running.entries)
-            assert "not kept yet: No such file or directory" in queue.job(running.reader, number).reason
+            assert "not kept yet: No such file or directory" in queries.job(running.reader, number).reason
             assert "remove" not in box.said
 
     asyncio.run(play())

@@ -10,11 +10,11 @@ from support.stand_in import engine, left_running, until
 from dockless.base.records import differences
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State
+from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.jobs import JobOptions, JobSpec
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 
 ROOT = Caller(0, "root", frozenset(), True)
 SOON = JobSpec(Spec(argv=("true",)), time_limit=3600.0, warn_signal=10, warn_before=3599.9, retries=1)
@@ -23,7 +23,7 @@ SOON = JobSpec(Spec(argv=("true",)), time_limit=3600.0, warn_signal=10, warn_bef
 async def warned(running, launcher, number, attempt):
     name = running.name(number, attempt)
     await until(lambda: name in launcher.boxes and launcher.boxes[name].said)
-    assert queue.job(running.reader, number).options.warned == attempt
+    assert queries.job(running.reader, number).options.warned == attempt
     return launcher.boxes[name]
 
 
@@ -52,7 +52,7 @@ def test_each_attempt_is_warned_once(tmp_path, launcher, monkeypatch):
 def test_a_daemon_that_comes_back(tmp_path, launcher, ago, said):
     """Where the time for it has passed meanwhile, and where it has not."""
     options = JobOptions(warn_signal=10, warn_before=100.0)
-    number, box = left_running(tmp_path, launcher, ticks=queue.ticks() - ago, time_limit=3600.0, options=options)
+    number, box = left_running(tmp_path, launcher, ticks=clock.ticks() - ago, time_limit=3600.0, options=options)
 
     async def play():
         async with engine(tmp_path, launcher) as running:
@@ -65,7 +65,7 @@ def test_a_daemon_that_comes_back(tmp_path, launcher, ago, said):
 
 def test_one_that_is_told_to_end_is_not_warned(tmp_path, launcher):
     options = JobOptions(warn_signal=10, warn_before=100.0)
-    number, box = left_running(tmp_path, launcher, ticks=queue.ticks() - 3550.0, time_limit=3600.0, options=options, cancelled=True)
+    number, box = left_running(tmp_path, launcher, ticks=clock.ticks() - 3550.0, time_limit=3600.0, options=options, cancelled=True)
 
     async def play():
         async with engine(tmp_path, launcher) as running:

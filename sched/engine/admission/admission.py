@@ -24,7 +24,8 @@ from dockless.sched.engine.host.disk import smallest
 from dockless.sched.engine.notices import check_address
 from dockless.sched.jobs import JobOptions, JobSpec, options_of
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount, bare
-from dockless.sched.store.queue import NewJob, storable
+from dockless.sched.store.queue import NewJob
+from dockless.sched.store.schema import storable
 
 LEAST_SHARE = 256
 """MiB of a GPU that a job has at least: else thousands could run on one, whatever the host's limit of jobs."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from dockless.sched.jobs import JobOptions
-from dockless.sched.store.queue import Live
+from dockless.sched.store.queries import Live
 
 DEPENDENCY = 200
 """Bytes of memory for each job that one waits for."""

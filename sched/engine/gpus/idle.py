@@ -12,6 +12,7 @@ import time
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_duration
+from dockless.sched import clock
 from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import State
@@ -40,7 +41,7 @@ async def watch(engine: Engine) -> None:
 async def look(engine: Engine) -> None:
     """Once, at all jobs that run."""
     await engine.watch.look()
-    now = queue.ticks()
+    now = clock.ticks()
     for entry in list(engine.active.values()):
         if entry.job.state is not State.RUNNING or not entry.devices or entry.cancelled or entry is not entry.first:
             continue

@@ -18,7 +18,7 @@ from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.lifecycle import remains
 from dockless.sched.jobs import JobOptions, JobSpec, State
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -55,19 +55,19 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int
 def stands_for(engine: Engine, number: int) -> int:
     """The first of those that the job starts together with, also where they have ended; else its own number."""
     entry = engine.entries.get(number)
-    job = entry.job if entry is not None else queue.job(engine.reader, number)
+    job = entry.job if entry is not None else queries.job(engine.reader, number)
     return job.gang or number if job is not None else number
 
 
 async def submit(engine: Engine, number: int) -> int:
     """A job that has ended once more, as a new job of its owner: its number. It stands where jobs of now stand, and waits for nothing
     that the first one waited for. ``Refused`` where what was asked for is not kept any more, and the errors of a submit."""
-    job, body = queue.job(engine.reader, number), queue.spec(engine.reader, number)
+    job, body = queries.job(engine.reader, number), queries.spec(engine.reader, number)
     if job is None or not body:
         hint = "only the newest are kept: submit it again"
         raise Refused(f"job {number} has ended, and what it asked for is not kept any more", subject=str(number), hint=hint)
     if job.gang:
-        bodies = [queue.spec(engine.reader, job.gang + rank) for rank in range(job.options.members)]
+        bodies = [queries.spec(engine.reader, job.gang + rank) for rank in range(job.options.members)]
         members = [_asked(one) for one in bodies if one]
         if len(members) == len(bodies):
             return (await engine.submit(engine.callers.caller(job.uid), members, None, gang=True))[0]

@@ -13,6 +13,7 @@ from functools import partial
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import SchedError
+from dockless.sched import clock
 from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def preempt(engine: Engine, entry: LiveJob, by: int) -> None:
     """For job ``by``. A pass that comes before the signal knows of it already."""
     for one in entry.going_on:
-        one.stop_by = queue.ticks() + engine.config.preemption.grace
+        one.stop_by = clock.ticks() + engine.config.preemption.grace
     entry.show(options=replace(entry.job.options, preempted_by=by))
     engine.spawn(_begin(engine, entry, by))
 

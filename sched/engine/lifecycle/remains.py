@@ -18,7 +18,7 @@ from dockless.sched.engine import attempts
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import sharing
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -119,7 +119,7 @@ async def clear_left(engine: Engine) -> None:
 
 def _owner(engine: Engine, handle: Handle) -> int | None:
     number = handle.id.partition("-")[2].partition("-")[0]
-    return queue.owners(engine.reader, [int(number)]).get(int(number)) if number.isdecimal() else None
+    return queries.owners(engine.reader, [int(number)]).get(int(number)) if number.isdecimal() else None
 
 
 def _is_old(engine: Engine, handle: Handle) -> bool:
@@ -132,8 +132,8 @@ def _is_old(engine: Engine, handle: Handle) -> bool:
 async def sweep(engine: Engine) -> None:
     """What an earlier daemon left of attempts that are over."""
     alive = {engine.name(entry.job.id, entry.job.attempt) for entry in engine.active.values()} | sharing.services(engine)
-    known = partial(queue.has_sandbox, engine.reader)
+    known = partial(queries.has_sandbox, engine.reader)
     for handle in await engine.looked_at(attempts.orphans, engine.launcher, engine.queue_id, alive.__contains__, known):
         await clear(engine, handle)
     with contextlib.suppress(OSError):
-        engine.kept.look(queue.owners(engine.reader), engine.queue_id, engine.config.kept_since())
+        engine.kept.look(queries.owners(engine.reader), engine.queue_id, engine.config.kept_since())

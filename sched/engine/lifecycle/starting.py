@@ -28,7 +28,7 @@ from dockless.sched.engine.host.volumes import explained, with_volumes
 from dockless.sched.engine.lifecycle import again, ending, gangs
 from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
 from dockless.sched.jobs import Job, JobSpec, State
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue
 from dockless.sched.store.lease import Lease
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def asked_for(engine: Engine, job: Job) -> Spec:
     """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
     key = job.id if job.gang else job.array or job.id
     if engine.newest[0] != key:
-        engine.newest = key, read(JobSpec, json.loads(queue.spec(engine.reader, job.id)), "job").spec
+        engine.newest = key, read(JobSpec, json.loads(queries.spec(engine.reader, job.id)), "job").spec
     return engine.newest[1]
 
 

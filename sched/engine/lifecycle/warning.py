@@ -14,9 +14,10 @@ from functools import partial
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_duration
+from dockless.sched import clock
 from dockless.sched.engine import stopping
 from dockless.sched.jobs import State
-from dockless.sched.store import queue
+from dockless.sched.store import queries, queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -37,7 +38,7 @@ def _wait(engine: Engine, entry: LiveJob, attempt: int) -> None:
     job = entry.job
     if engine.closing or job.state is not State.RUNNING or job.attempt != attempt or entry.ends is None:
         return
-    left = entry.ends - job.options.warn_before - queue.ticks()
+    left = entry.ends - job.options.warn_before - clock.ticks()
     if left > 0:
         asyncio.get_running_loop().call_later(min(left, LOOK), _wait, engine, entry, attempt)
     elif entry.stop_by is None:  # else it is told to end
@@ -49,7 +50,7 @@ async def _send(engine: Engine, entry: LiveJob, attempt: int) -> None:
     signal, before = entry.job.options.warn_signal, format_duration(entry.job.options.warn_before)
 
     def change(db: sqlite3.Connection) -> None:
-        options = replace(queue.options(db, number), warned=attempt)
+        options = replace(queries.options(db, number), warned=attempt)
         queue.set_options(db, number, options, now, "warn", f"signal {signal}, {before} before its time limit")
 
     entry.show(options=replace(entry.job.options, warned=attempt))

@@ -21,7 +21,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import Job, State, meets
 from dockless.sched.parsing import MAX_AFTER, parse_dependency
-from dockless.sched.store import queue
+from dockless.sched.store import queries
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Aside:
 
     def _look_up(self, key: int, wanted: dict[int, str]) -> _After:
         found = _After({number: how for number, how in wanted.items() if number in self.engine.entries})
-        for number, state in queue.states(self.engine.reader, [*(wanted.keys() - found.left.keys())]).items():
+        for number, state in queries.states(self.engine.reader, [*(wanted.keys() - found.left.keys())]).items():
             if not meets(wanted[number], state):
                 found = _After({}, f"job {number} ended {state}")
                 break
@@ -272,7 +272,7 @@ async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str])
         if start:
             await asyncio.sleep(0)
         part = numbers[start : start + AT_ONCE]
-        owners = queue.owners(engine.reader, part)
+        owners = queries.owners(engine.reader, part)
         for number in part:
             if number not in owners:
                 hint = "`dockless queue --all` lists them; old ones are forgotten"
@@ -296,10 +296,10 @@ def name_whole_arrays(engine: Engine, new: Sequence[NewJob]) -> list[NewJob]:
 
 def _with_arrays(engine: Engine, after: tuple[str, ...]) -> tuple[str, ...]:
     wanted = dict(map(parse_dependency, after))
-    arrays = Counter(queue.arrays(engine.reader, [*wanted]).values())
+    arrays = Counter(queries.arrays(engine.reader, [*wanted]).values())
     found = list[str]()
     for number, how in wanted.items():
-        members = queue.members(engine.reader, number, MAX_AFTER + 1) if arrays[number] == 1 else []
+        members = queries.members(engine.reader, number, MAX_AFTER + 1) if arrays[number] == 1 else []
         found += [f"{how}:{member}" for member in members or [number]]
         if len(found) > MAX_AFTER:
             message = f"with all jobs of array {number} these are more than the {MAX_AFTER} that a job may wait for"
