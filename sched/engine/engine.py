@@ -31,7 +31,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import clock
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import stopping
+from dockless.sched.engine import queue_state, stopping
 from dockless.sched.engine.admission import gang_admission
 from dockless.sched.engine.admission.admission import Admission
 from dockless.sched.engine.admission.per_user import PerUser, taken
@@ -48,13 +48,11 @@ from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.waiting.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.waiting.regrouping import regroup
-from dockless.sched.engine.waiting.windows import can_be_kept, windows
 from dockless.sched.engine.wants import waited_out
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
-from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.store import queries, queue, schema, usage
 from dockless.sched.store.kept import Kept
@@ -243,7 +241,7 @@ class Engine:
 
     async def take_down(self, entry: LiveJob) -> None:
         """Its attempt is over on disk, and it waits again: so it is here, and of its sandbox nothing is left."""
-        self.count_usage(entry)
+        queue_state.count_usage(self, entry)
         if entry.job.state is State.RUNNING:
             self.tell(entry, "preempt")
         if entry.handle is not None:
@@ -364,7 +362,7 @@ class Engine:
         if self.closing or self.outage.text or HOST in self.drained:  # the end of either kicks again
             return
         now, began = clock.ticks(), self.loop.time()
-        decision = self.decision = policy.decide(self.state(), now)
+        decision = self.decision = policy.decide(queue_state.state(self), now)
         self._took = self.loop.time() - began
         for start in decision.starts:
             starting.start(self, self.entries[start.job], start.gpus, now)
@@ -394,97 +392,6 @@ class Engine:
     def _looked(self) -> None:
         self._look_again = None
         self.kick()
-
-    def state(self) -> QueueState:
-        """What a decision depends on now."""
-        running = [self._running(entry) for entry in self.active.values() if entry is entry.first]
-        usage = self._past_usage().at(clock.ticks(), running) if self.config.order == "fair" else None
-        outside: frozenset[str] = frozenset()
-        shareable = self.gpus.shareable if self.config.share != "no" else {}
-        uids = set(self.per_user.jobs) if self.config.reservations else set[int]()
-        if self.waiting.wants_gpus:
-            if shareable or sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
-                elsewhere = self._elsewhere()
-                running += [self._of_nobody(*lease) for lease in elsewhere]
-                uids.update(uid for _, uid, _ in elsewhere)
-            outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
-        return QueueState(
-            gpus=self.gpus.uuids,
-            waiting=self.waiting,
-            running=running,
-            quotas=self.config.quotas,
-            links=self.gpus.distances,
-            outside=outside,
-            slices=self.gpus.not_whole,
-            cpu_jobs=self.config.cpu_jobs,
-            usage=usage,
-            preemption=self.config.preemption,
-            out_of_service=self.gpus.out_of_service,
-            classes=self.gpus.of_classes(self.waiting.classes | self.config.quotas.classes),
-            shareable=shareable,
-            company=self.config.share,
-            supplies=self.supplies,
-            windows=tuple(
-                windows(
-                    *(self.config.reservations, clock.ticks(), time.time(), lambda groups: self.callers.members(groups, uids)),
-                    can_be_kept(self.gpus.units, self.supplies),
-                )
-            ),
-        )
-
-    def _running(self, entry: LiveJob) -> RunningJob:
-        """As the policy sees it. Those that started together are one job, that of the first."""
-        ends, stop = entry.ends, entry.stop_by
-        if entry.gang is not None:
-            every = [member.ends for member in entry.gang.members]
-            ends = None if None in every else max(filter(None, every))
-            stops = [member.stop_by for member in entry.going_on]
-            stop = None if not stops or None in stops else max(filter(None, stops))
-        return RunningJob(
-            id=entry.job.id,
-            user=entry.job.user,
-            gpus=frozenset(entry.devices),
-            groups=entry.live.quota_groups,
-            ends=ends if stop is None else min(stop, ends or stop),
-            since=entry.since,
-            stopping=stop is not None,
-            share=0 if entry.gang is not None else sharing.share(self, entry.job),  # what they share is theirs alone
-            cores=entry.waiting.cores,
-            memory=entry.waiting.memory,
-            width=entry.waiting.width,
-        )
-
-    def _past_usage(self) -> PastUsage:
-        """What the ended jobs had; read from the queue when it is first wanted."""
-        if self.past is None:
-            self.past = PastUsage(self.config.half_life)
-            now, wall = clock.ticks(), time.time()
-            for user, groups, ended, gpu_seconds in queries.gpu_time(self.reader, wall - 10 * self.config.half_life):
-                at = now - max(0.0, wall - ended)
-                self.past.add(user, groups, 1, at - gpu_seconds, at)
-            for uid, ended, gpu_seconds in usage.forgotten(self.reader, wall - 10 * self.config.half_life, wall):
-                at = now - max(0.0, wall - ended)
-                self.past.add(*self.callers.quota_of(uid), 1, at - gpu_seconds, at)
-        return self.past
-
-    def count_usage(self, entry: LiveJob) -> None:
-        if self.past is not None and entry.job.devices and entry.since:
-            self.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, clock.ticks())
-
-    def others(self) -> list[RunningJob]:
-        """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
-        return [self._of_nobody(*lease) for lease in self._elsewhere()]
-
-    def _of_nobody(self, uuid: str, uid: int, share: int) -> RunningJob:
-        user, groups = self.callers.quota_of(uid)
-        return RunningJob(0, user, frozenset({uuid}), groups, share=share)
-
-    def _elsewhere(self) -> list[tuple[str, int, int]]:
-        """Of each of these leases the GPU, whose it is, and the MiB of it, 0 for all."""
-        ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
-        shares = self.gpus.shares_of_others(sharing.leased(self)) if self.config.share != "no" else ()
-        whole = self.gpus.leased_by_others(ours.union(share.uuid for share in shares))
-        return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]
 
     async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:
         """``work`` on each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""

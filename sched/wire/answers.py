@@ -15,6 +15,7 @@ from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched import clock
 from dockless.sched.callers import Caller
+from dockless.sched.engine import queue_state
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.engine.gpus import sharing
@@ -224,7 +225,7 @@ class Answers:
                 holder.setdefault(uuid, one)
                 if memory:
                     shares.setdefault(uuid, []).append(GpuShare(one.job.user, memory << 20, one.job.id))
-        others = self.engine.others()
+        others = queue_state.others(self.engine)
         for job in others:
             for uuid in job.gpus if job.share else ():
                 shares.setdefault(uuid, []).append(GpuShare(job.user, job.share << 20))
@@ -292,7 +293,7 @@ class Answers:
         held: dict[tuple[str, str], set[str]] = defaultdict(set)
         firsts = [entry for entry in self.engine.active.values() if entry is entry.first]
         running = ((e.job.user, e.live.quota_groups, e.devices, e.waiting.width) for e in firsts)
-        others = ((job.user, job.groups, job.gpus, 0) for job in self.engine.others())
+        others = ((job.user, job.groups, job.gpus, 0) for job in queue_state.others(self.engine))
         for user, groups, gpus, jobs in (*running, *others):
             for key in (("user", user), *(("group", group) for group in groups)):
                 counts[key].update(gpus=len(gpus), running=jobs, running_without_gpus=jobs if not gpus else 0)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched import clock
+from dockless.sched.engine import queue_state
 from dockless.sched.policy.forecast import Forecast, forecast
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.places import Places
@@ -92,7 +93,7 @@ class Outlook:
     def places(self) -> Places:
         """Of those that wait, for as long as none of them comes or goes."""
         decision = self.engine.decision
-        return Places(self.engine.state(), decision is not None and decision.one_queue)
+        return Places(queue_state.state(self.engine), decision is not None and decision.one_queue)
 
     def _key(self) -> tuple[object, int]:
         """As long as it is the same a forecast holds."""
@@ -100,7 +101,7 @@ class Outlook:
 
     async def _moment(self, turn: Turn) -> _Moment:
         engine, waiting = self.engine, WaitingList()
-        state, now, decision = engine.state(), clock.ticks(), engine.decision
+        state, now, decision = queue_state.state(engine), clock.ticks(), engine.decision
         past = copy.copy(engine.past) if state.usage is not None else None
         lines = [*engine.waiting.lines.items()]
         for start in range(0, len(lines), LINES):

@@ -16,11 +16,11 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, outage
+from dockless.sched.engine import attempts, outage, queue_state
 from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.lifecycle import ending
 from dockless.sched.engine.lifecycle.ending import OVERDUE
-from dockless.sched.jobs import JobSpec
+from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import Lease, held
 from dockless.sched.store.queries import Live
@@ -250,7 +250,7 @@ def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, l
     async def play():
         async with engine(tmp_path, launcher) as running:
             assert running.entries[number].job.state is State.RUNNING
-            assert [job.ends for job in running.state().running] == [ticks + 3600.0]
+            assert [job.ends for job in queue_state.state(running).running] == [ticks + 3600.0]
 
     asyncio.run(play())
 
@@ -287,7 +287,7 @@ def test_a_clock_of_another_boot_says_nothing(tmp_path, launcher):
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            assert [job.ends for job in running.state().running] == [None]
+            assert [job.ends for job in queue_state.state(running).running] == [None]
             assert number in running.entries
 
     asyncio.run(play())
@@ -336,7 +336,7 @@ def test_a_job_that_ran_is_not_run_again(tmp_path, launcher):
     ("own", "of_the_queue", "expected"), [(5.0, 60.0, 5.0), (60.0, 5.0, 5.0), (0.0, 5.0, 5.0), (5.0, 0.0, 5.0), (0.0, 0.0, 0.0)]
 )
 def test_the_shorter_of_two_time_limits_holds(own, of_the_queue, expected):
-    live = Live(queue.Job(1, 0, "root", State.STARTING), (), (), False)
+    live = Live(Job(1, 0, "root", State.STARTING), (), (), False)
     spec = attempts.complete(Spec(argv=("true",), timeout=own), live, 1, ("GPU-0",), of_the_queue)
     assert spec.timeout == expected and spec.gpus == ("GPU-0",)
 

@@ -21,7 +21,7 @@ from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import stopping
+from dockless.sched.engine import queue_state, stopping
 from dockless.sched.engine.gpus import draining
 from dockless.sched.engine.lifecycle import again, ending, gangs, preempting, starting
 from dockless.sched.engine.waiting import holding
@@ -202,12 +202,12 @@ def test_each_counts_as_a_job(tmp_path, launcher, most, said):
         (box,) = await boxes(running, launcher, [one])
         four = await running.submit(ROOT, [plain()] * 4, None, gang=True)
         (late,) = await running.submit(ROOT, [single], None)
-        decision = decide(running.state(), clock.ticks())
+        decision = decide(queue_state.state(running), clock.ticks())
         assert not decision.starts and said in decision.reason(running.entries[four[0]].waiting).text
         assert f"job {four[0]} comes first" in decision.reason(running.entries[late].waiting).text
         box.end(Exit(0, None))
         together = await boxes(running, launcher, four)
-        decision = decide(running.state(), clock.ticks())
+        decision = decide(queue_state.state(running), clock.ticks())
         assert not decision.starts and "4 of 4 jobs" in decision.reason(running.entries[late].waiting).text
         for box in together:
             box.end(Exit(0, None))
@@ -258,7 +258,7 @@ def test_memory_and_cores_are_those_of_all(tmp_path, launcher):
         with pytest.raises(Refused, match=r"needs .* GiB of memory, and this host has .*: this could never start"):
             await running.submit(ROOT, [asking(0.6), asking(0.6)], None, gang=True)
         numbers, started_boxes = await started(running, launcher, asking(0.1), asking(0.2))
-        (seen,) = running.state().running
+        (seen,) = queue_state.state(running).running
         assert seen.memory == sum(running.entries[number].job.options.memory for number in numbers)
         for box in started_boxes:
             box.end(Exit(0, None))
@@ -327,7 +327,7 @@ def test_gpus_and_ports_are_split_in_their_order(tmp_path, launcher):
         told = dict(three.spec.env)
         assert (told["RANK"], told["MASTER_PORT"], told["DOCKLESS_PORT"]) == ("2", str(ports[0]), str(ports[2]))
         assert "DOCKLESS_ARRAY_ID" not in told and told["DOCKLESS_JOB_ID"] == str(numbers[2])
-        (of_policy,) = [job for job in running.state().running if job.gpus]
+        (of_policy,) = [job for job in queue_state.state(running).running if job.gpus]
         assert (of_policy.id, len(of_policy.gpus)) == (numbers[0], 3)
         for number in (numbers[0], others[0]):
             await running.cancel(number, "root", 0.0)
@@ -351,7 +351,7 @@ def test_nobody_can_have_all_ports(tmp_path, launcher, monkeypatch):
         second, last = await running.submit(ROOT, [plain(gpus="1"), plain()], None, gang=True)
         await until(lambda: second in running.aside.kept)
         assert running.aside.why(running.entries[second].job).startswith("it could not start, and begins at 2")
-        assert not [job for job in running.state().running if job.gpus]
+        assert not [job for job in queue_state.state(running).running if job.gpus]
         others, _ = await started(running, launcher, plain(), plain(), who=ann)
         assert [running.entries[n].job.options.ports[0] - roles.FIRST_PORT for n in (*numbers, *others)] == [0, 1, 2, 3]
         alone, _ = await started(running, launcher, apart, apart, apart, apart)
@@ -502,13 +502,13 @@ def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher, monkeypatc
     async def story(running):
         monkeypatch.setattr(running, "tell", lambda entry, event: told.append((entry.job.id, event)))
         numbers, (one, two) = await started(running, launcher, plain("a", gpus="1"), plain("b", gpus="2", min_failed=0))
-        running.state()
+        queue_state.state(running)
         one.end(Exit(0, None))
         await until(lambda: running.entries[numbers[0]].job.reason)
         two.send_stop = lambda: two.said.append("stop")
         preempting.preempt(running, running.entries[numbers[0]], 99)
         await until(lambda: "stop" in two.said)
-        (seen,) = running.state().running
+        (seen,) = queue_state.state(running).running
         assert seen.stopping and not any(running.past.at(clock.ticks(), []).values())
         two.end(Exit(0, None))
         one, two = await boxes(running, launcher, numbers, 2)

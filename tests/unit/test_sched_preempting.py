@@ -15,7 +15,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import outage, stopping
+from dockless.sched.engine import outage, queue_state, stopping
 from dockless.sched.engine.lifecycle import preempting
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
@@ -207,13 +207,13 @@ def test_a_fair_order_knows_what_was_before(tmp_path):
             (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
             (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
             await until(lambda: not running.entries)
-            found = running.state().usage
+            found = queue_state.state(running).usage
             assert set(found) == {"user root"} and 0 < found["user root"] < 600
             return found["user root"]
 
     async def second(before):
         async with engine(tmp_path, launcher, config) as running:
-            assert abs(running.state().usage["user root"] - before) < 1.0
+            assert abs(queue_state.state(running).usage["user root"] - before) < 1.0
             blocker = await running.submit(ROOT, [job(gpus="2")], None)
             box = await running_again(running, launcher, blocker[0], 1)
             (mine,) = await running.submit(ROOT, [job(gpus="2")], None)
@@ -234,15 +234,15 @@ def test_settings_that_are_read_again_forget_nothing_of_a_fair_order(tmp_path):
         async with engine(tmp_path, launcher, Config(order="fair")) as running:
             (number,) = await running.submit(ROOT, [job(gpus="1")], None)
             box = await running_again(running, launcher, number, 1)
-            assert running.state().usage
+            assert queue_state.state(running).usage
             box.end(Exit(0, None))
             await until(lambda: number not in running.entries)
-            had = running.state().usage["user root"]
+            had = queue_state.state(running).usage["user root"]
             await running.write(lambda db: queue.forget(db, 1e12, 0, 100))
             running.configure(Config(order="fair", keep_jobs=0))
-            assert running.state().usage["user root"] == pytest.approx(had, rel=0.01) and had > 0
+            assert queue_state.state(running).usage["user root"] == pytest.approx(had, rel=0.01) and had > 0
             running.configure(Config(order="fair", half_life=60.0))  # read again from the queue, which has less than a second of it
-            assert not running.state().usage
+            assert not queue_state.state(running).usage
 
     asyncio.run(play())
 
@@ -261,7 +261,7 @@ def test_a_fair_order_forgets_by_and_by(tmp_path):
 
     async def second():
         async with engine(tmp_path, launcher, config) as running:
-            assert running.state().usage["user root"] == pytest.approx(100, rel=0.05)
+            assert queue_state.state(running).usage["user root"] == pytest.approx(100, rel=0.05)
 
     asyncio.run(first())
     asyncio.run(second())

@@ -12,7 +12,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, stopping
+from dockless.sched.engine import attempts, queue_state, stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import kept_out, sharing
@@ -217,7 +217,7 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]], befo
 def _let_go(engine: Engine, entry: LiveJob) -> None:
     """Its end is recorded."""
     job = entry.job
-    engine.count_usage(entry)
+    queue_state.count_usage(engine, entry)
     failed = job.state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
     engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
     engine.active.pop(job.id, None)

@@ -1,0 +1,116 @@
+"""What a decision sees: what runs and waits, the GPUs, leases that are not the queue's, and what was used before."""
+
+from __future__ import annotations
+
+import time
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.sched import clock
+from dockless.sched.engine.gpus import sharing
+from dockless.sched.engine.waiting.windows import can_be_kept, windows
+from dockless.sched.policy.past_usage import PastUsage
+from dockless.sched.policy.state import QueueState, RunningJob
+from dockless.sched.store import queries, usage
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
+
+
+def state(engine: Engine) -> QueueState:
+    """What a decision depends on now."""
+    running = [_running(engine, entry) for entry in engine.active.values() if entry is entry.first]
+    usage = _past_usage(engine).at(clock.ticks(), running) if engine.config.order == "fair" else None
+    outside: frozenset[str] = frozenset()
+    shareable = engine.gpus.shareable if engine.config.share != "no" else {}
+    uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
+    if engine.waiting.wants_gpus:
+        if shareable or sum(len(job.gpus) for job in running) < len(engine.gpus.uuids):  # else there is none that others could have
+            elsewhere = _elsewhere(engine)
+            running += [_of_nobody(engine, *lease) for lease in elsewhere]
+            uids.update(uid for _, uid, _ in elsewhere)
+        outside = engine.gpus.unusable({gpu for job in running for gpu in job.gpus})
+    return QueueState(
+        gpus=engine.gpus.uuids,
+        waiting=engine.waiting,
+        running=running,
+        quotas=engine.config.quotas,
+        links=engine.gpus.distances,
+        outside=outside,
+        slices=engine.gpus.not_whole,
+        cpu_jobs=engine.config.cpu_jobs,
+        usage=usage,
+        preemption=engine.config.preemption,
+        out_of_service=engine.gpus.out_of_service,
+        classes=engine.gpus.of_classes(engine.waiting.classes | engine.config.quotas.classes),
+        shareable=shareable,
+        company=engine.config.share,
+        supplies=engine.supplies,
+        windows=tuple(
+            windows(
+                *(engine.config.reservations, clock.ticks(), time.time(), lambda groups: engine.callers.members(groups, uids)),
+                can_be_kept(engine.gpus.units, engine.supplies),
+            )
+        ),
+    )
+
+
+def _running(engine: Engine, entry: LiveJob) -> RunningJob:
+    """As the policy sees it. Those that started together are one job, that of the first."""
+    ends, stop = entry.ends, entry.stop_by
+    if entry.gang is not None:
+        every = [member.ends for member in entry.gang.members]
+        ends = None if None in every else max(filter(None, every))
+        stops = [member.stop_by for member in entry.going_on]
+        stop = None if not stops or None in stops else max(filter(None, stops))
+    return RunningJob(
+        id=entry.job.id,
+        user=entry.job.user,
+        gpus=frozenset(entry.devices),
+        groups=entry.live.quota_groups,
+        ends=ends if stop is None else min(stop, ends or stop),
+        since=entry.since,
+        stopping=stop is not None,
+        share=0 if entry.gang is not None else sharing.share(engine, entry.job),  # what they share is theirs alone
+        cores=entry.waiting.cores,
+        memory=entry.waiting.memory,
+        width=entry.waiting.width,
+    )
+
+
+def _past_usage(engine: Engine) -> PastUsage:
+    """What the ended jobs had; read from the queue when it is first wanted."""
+    if engine.past is None:
+        engine.past = PastUsage(engine.config.half_life)
+        now, wall = clock.ticks(), time.time()
+        for user, groups, ended, gpu_seconds in queries.gpu_time(engine.reader, wall - 10 * engine.config.half_life):
+            at = now - max(0.0, wall - ended)
+            engine.past.add(user, groups, 1, at - gpu_seconds, at)
+        for uid, ended, gpu_seconds in usage.forgotten(engine.reader, wall - 10 * engine.config.half_life, wall):
+            at = now - max(0.0, wall - ended)
+            engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
+    return engine.past
+
+
+def count_usage(engine: Engine, entry: LiveJob) -> None:
+    """What an attempt that is over had of its GPUs."""
+    if engine.past is not None and entry.job.devices and entry.since:
+        engine.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, clock.ticks())
+
+
+def others(engine: Engine) -> list[RunningJob]:
+    """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
+    return [_of_nobody(engine, *lease) for lease in _elsewhere(engine)]
+
+
+def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
+    user, groups = engine.callers.quota_of(uid)
+    return RunningJob(0, user, frozenset({uuid}), groups, share=share)
+
+
+def _elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
+    """Of each of these leases the GPU, whose it is, and the MiB of it, 0 for all."""
+    ours = {gpu for entry in engine.active.values() for gpu in entry.job.devices}
+    shares = engine.gpus.shares_of_others(sharing.leased(engine)) if engine.config.share != "no" else ()
+    whole = engine.gpus.leased_by_others(ours.union(share.uuid for share in shares))
+    return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]
