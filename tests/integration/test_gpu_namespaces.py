@@ -74,7 +74,7 @@ def test_all_of_it_in_one_of_its_own(one, home):
 
 def test_a_daemon_apart_from_them(one, home):
     """It gives out none, and says why."""
-    code = "from dockless.sched.engine.hostgpus import HostGpus; gpus = HostGpus(); print(len(gpus.uuids), gpus.error); gpus.close()"
+    code = "from dockless.sched.engine.gpus.hostgpus import HostGpus; gpus = HostGpus(); print(len(gpus.uuids), gpus.error); gpus.close()"
     with lease.lease(gpu.parse_request("1")):
         done = subprocess.run([*ALONE, sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith("0 GPUs of this host are leased in the network namespace of process 1"), done

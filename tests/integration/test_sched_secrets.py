@@ -31,7 +31,9 @@ BROKEN = """
 import asyncio, sys, threading
 from dockless.sandbox.run import detached
 from dockless.sched import daemon
-from dockless.sched.engine import admission, ending, engine
+from dockless.sched.engine import engine
+from dockless.sched.engine.admission import admission
+from dockless.sched.engine.lifecycle import ending
 
 def fail(*things, **more):
     raise RuntimeError(f"hunter2 {things} {more}")

@@ -28,7 +28,7 @@ def now(monkeypatch, tmp_path):
 def clock(monkeypatch):
     """``go``: the policy's clock goes on by so many seconds."""
     time = [1000.0]
-    monkeypatch.setattr(idle.queue, "ticks", lambda: time[0])
+    monkeypatch.setattr(idle.clock, "ticks", lambda: time[0])
 
     def go(seconds: float) -> None:
         time[0] += seconds
