@@ -395,6 +395,9 @@ class Filter:
         )
 
 
+EVERY_JOB = Filter()
+
+
 def read_options(values: dict[str, Any]) -> JobOptions:
     """The inverse of ``records.differences``; fields of a newer daemon are ignored."""
     return read(JobOptions, values, "options", newer=True) if values else NO_OPTIONS
