@@ -7,15 +7,22 @@
         print(group.usage().memory_peak)
 
 ``limits`` says what is asked, ``delegation`` where groups may be made, ``group`` makes them, ``watch`` waits for events, ``usage``
-reads the accounts, ``devices`` builds the device filter, ``systemd`` asks a user manager for a place.
+reads the accounts, ``devices`` builds the device filter, ``systemd`` asks a user manager for a place. Names are imported when they are
+first used: what only says limits makes no group.
 """
 
-from dockless.cgroups.delegation import Delegation, find_delegation, release
-from dockless.cgroups.devices import STANDARD_DEVICES, DeviceRule
-from dockless.cgroups.group import Cgroup, unavailable
-from dockless.cgroups.limits import IoMax, Limits, Rounding, Write
-from dockless.cgroups.usage import USAGE_FILES, Pressure, Usage
-from dockless.cgroups.watch import Event, Frozen, GroupWatch, OomEvent, Populated
+from __future__ import annotations
+
+from dockless.base.later import names_of
+from dockless.base.typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dockless.cgroups.delegation import Delegation, find_delegation, release
+    from dockless.cgroups.devices import STANDARD_DEVICES, DeviceRule
+    from dockless.cgroups.group import Cgroup, unavailable
+    from dockless.cgroups.limits import IoMax, Limits, Rounding, Write
+    from dockless.cgroups.usage import USAGE_FILES, Pressure, Usage
+    from dockless.cgroups.watch import Event, Frozen, GroupWatch, OomEvent, Populated
 
 __all__ = [
     "STANDARD_DEVICES",
@@ -38,3 +45,27 @@ __all__ = [
     "release",
     "unavailable",
 ]
+
+_HOME = {
+    "Cgroup": "group",
+    "Delegation": "delegation",
+    "DeviceRule": "devices",
+    "Event": "watch",
+    "Frozen": "watch",
+    "GroupWatch": "watch",
+    "IoMax": "limits",
+    "Limits": "limits",
+    "OomEvent": "watch",
+    "Populated": "watch",
+    "Pressure": "usage",
+    "Rounding": "limits",
+    "STANDARD_DEVICES": "devices",
+    "USAGE_FILES": "usage",
+    "Usage": "usage",
+    "Write": "limits",
+    "find_delegation": "delegation",
+    "release": "delegation",
+    "unavailable": "group",
+}
+
+__getattr__ = names_of(__name__, _HOME)

@@ -13,6 +13,7 @@ imported when they are first used, so that importing this package costs nothing.
 
 from __future__ import annotations
 
+from dockless.base.later import names_of
 from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,9 +38,4 @@ _HOME = {
     "host_image": "catalog.image",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(__import__(f"dockless.images.{home}", fromlist=[name]), name)  # importlib takes longer to import than some of them
+__getattr__ = names_of(__name__, _HOME)

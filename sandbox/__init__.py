@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+from dockless.base.later import names_of
 from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bind", "Box", "Exit", "ForegroundSandbox", "Mount", "Namespaces", "Process", "Rlimit", "Spec", "Tmpfs", "Volume"]
 
-_HOME = {"Box": "run.box", "Exit": "run.process", "Process": "run.process", "ForegroundSandbox": "run.foreground"}
+_HOME = {
+    **dict.fromkeys(("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"), "spec"),
+    **{"Box": "run.box", "Exit": "run.process", "Process": "run.process", "ForegroundSandbox": "run.foreground"},
+}
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"dockless.sandbox.{_HOME.get(name, 'spec')}"), name)
+__getattr__ = names_of(__name__, _HOME)

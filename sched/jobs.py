@@ -26,9 +26,9 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 from __future__ import annotations
 
 import math
-import signal
 from enum import StrEnum
 
+from dockless.base import signal
 from dockless.base.checks import check_record
 from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
@@ -393,6 +393,9 @@ class Filter:
             and (self.since is None or not job.ended or job.ended >= self.since)
             and (self.until is None or job.submitted <= self.until)
         )
+
+
+EVERY_JOB = Filter()
 
 
 def read_options(values: dict[str, Any]) -> JobOptions:

@@ -14,6 +14,7 @@ Names are imported when they are first used, so that importing this package cost
 
 from __future__ import annotations
 
+from dockless.base.later import names_of
 from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,11 +53,4 @@ _HOME = {
     "short_names": "configuration",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        __import__(f"dockless.images.registry.{home}", fromlist=[name]), name
-    )  # importlib takes longer to import than some of them
+__getattr__ = names_of(__name__, _HOME)

@@ -55,10 +55,18 @@ class Entries(MutableMapping[int, LiveJob]):
         """Whether only what the policy sees of it is here."""
         return isinstance(self._of.get(number), WaitingJob)
 
+    def whole(self, numbers: Iterable[int]) -> tuple[dict[int, LiveJob], list[int]]:
+        """Those of them of which the whole is here, and the numbers of the outlines."""
+        found = {number: entry for number in numbers if (entry := self._of.get(number)) is not None}
+        outlined = [number for number, entry in found.items() if not isinstance(entry, LiveJob)]
+        return {number: entry for number, entry in found.items() if isinstance(entry, LiveJob)}, outlined
+
     def seen(self, number: int) -> WaitingJob | None:
         """What the policy sees of it, or of the first of its gang; None for one that has ended."""
         found = self._of.get(number)
-        return found.first.waiting if isinstance(found, LiveJob) else found
+        if isinstance(found, LiveJob):
+            return found.waiting if found.gang is None else found.first.waiting
+        return found
 
     def all_seen(self) -> Iterator[tuple[int, WaitingJob]]:
         """The number of each, and what the policy sees of it alone while it waits."""

@@ -76,7 +76,7 @@ class Answers:
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
-            job = replace(job, reason=self._why(job.id, job))
+            job = replace(job, reason=self._reasons()(job))
         if not caller.may_manage(job.uid):
             job = replace(job, name="", image="", command="", options=NO_OPTIONS, reason=job.reason if job.state is State.PENDING else "")
         return job
@@ -134,22 +134,33 @@ class Answers:
                 starts[number] = max(0.0, at - now)
         return starts
 
-    def _why(self, number: int, job: Job | None = None) -> str:
-        """``job``: the same, where it is there already."""
-        if self.engine.outage.text:
-            return f"nothing can be started: {self.engine.outage.text}"
-        if HOST in self.engine.drained:
-            return f"nothing is started: the host was {self.engine.drained[HOST]}"
-        waiting = self.engine.entries.seen(number)
-        if waiting is not None and waiting.id in self.engine.aside.kept:
-            first = job if job is not None and waiting.id == number else self.engine.entries[waiting.id].job
-            return self.engine.aside.why(first)
-        if waiting is None or self.engine.decision is None:
-            return "just submitted"
-        text = self.engine.decision.reason(waiting, clock.ticks()).text
-        if waiting.gpus:
-            text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.everything if gpu.trouble)
-        return self._shown(text)
+    def _reasons(self) -> Callable[[Job], str]:
+        """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""
+        engine, decision, now = self.engine, self.engine.decision, clock.ticks()
+        if engine.outage.text:
+            return lambda _: f"nothing can be started: {engine.outage.text}"
+        if HOST in engine.drained:
+            return lambda _: f"nothing is started: the host was {engine.drained[HOST]}"
+        texts: dict[int, str] = {}
+        reasons: list[Reason] = []  # as long as they are kept their ids are their own
+
+        def why(job: Job) -> str:
+            waiting = engine.entries.seen(job.id)
+            if waiting is not None and waiting.id in engine.aside.kept:
+                return engine.aside.why(job if waiting.id == job.id else engine.entries[waiting.id].job)
+            if waiting is None or decision is None:
+                return "just submitted"
+            reason = decision.reason(waiting, now)
+            text = texts.get(id(reason))
+            if text is None:
+                reasons.append(reason)
+                text = texts[id(reason)] = self._shown(reason.text + (self._troubles() if waiting.gpus else ""))
+            return text
+
+        return why
+
+    def _troubles(self) -> str:
+        return "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.everything if gpu.trouble)
 
     def _by_index(self, text: str) -> str:
         for gpu in self.engine.gpus.gpus:
@@ -159,7 +170,7 @@ class Answers:
 
     def page(self, caller: Caller, part: Part) -> dict[str, Any]:
         """The same as ``view`` shows them, with their places and when they start."""
-        return page(part, lambda job: self._why(job.id, job), lambda job: not caller.may_manage(job.uid))
+        return page(part, self._reasons(), lambda uid: not caller.may_manage(uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,

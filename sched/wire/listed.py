@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from itertools import islice
 
 from dockless.base.typing import TYPE_CHECKING, TypeVar
-from dockless.sched.jobs import Filter, Job, State
+from dockless.sched.jobs import EVERY_JOB, Filter, Job, State
 from dockless.sched.policy.places import InOrder
 from dockless.sched.store import queries, schema
 from dockless.sched.wire.listing import Part
@@ -102,11 +102,12 @@ class Listed:
 
     def _shown(self, numbers: Sequence[int]) -> list[Job]:
         """Those of them that are wanted and have not ended."""
-        entries = self.engine.entries
-        outlined = [number for number in numbers if entries.is_outline(number)]
-        read = {job.id: job for job in queries.jobs(self.engine.reader, outlined)} if outlined else {}
-        found = (read[number] if number in read else entries[number].job for number in numbers if number in entries)
-        return [*filter(self.wanted.keeps, found)]
+        whole, outlined = self.engine.entries.whole(numbers)
+        found = {number: entry.live.job for number, entry in whole.items()}
+        if outlined:
+            found |= {job.id: job for job in queries.jobs(self.engine.reader, outlined)}
+        shown = map(found.__getitem__, filter(found.__contains__, numbers))
+        return [*shown] if self.wanted == EVERY_JOB else [*filter(self.wanted.keeps, shown)]
 
     async def _past(self) -> AsyncGenerator[list[Job], None]:
         """In a thread: who asks for what is rare among a million has them all looked at."""

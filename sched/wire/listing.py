@@ -34,19 +34,20 @@ class Listing(list[Job]):
     more: int = 0
 
 
-def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> dict[str, Any]:
-    """``reason``: why a job waits; ``hidden``: whether its words are not the caller's to see."""
+def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[int], bool]) -> dict[str, Any]:
+    """``reason``: why a job waits; ``hidden``: whether the words of this uid's jobs are not the caller's to see."""
     jobs = part.jobs
-    state, why, options = map(_FIELDS.index, ("state", "reason", "options"))
+    state, why, options, uid = map(_FIELDS.index, ("state", "reason", "options", "uid"))
     words = [_FIELDS.index(name) for name in ("name", "image", "command")]
     columns = [list(column) for column in zip(*map(_VALUES, jobs), strict=True)]
-    for place, job in enumerate(jobs):
-        if columns[state][place] == State.PENDING:
-            columns[why][place] = columns[why][place] or reason(job)
-        if hidden(job):
-            for column in words if columns[state][place] == State.PENDING else (*words, why):
-                columns[column][place] = ""
-            columns[options][place] = NO_OPTIONS
+    columns[why] = [
+        said or (reason(job) if now is State.PENDING else "") for job, now, said in zip(jobs, columns[state], columns[why], strict=True)
+    ]
+    strangers = {*filter(hidden, {*columns[uid]})}
+    for place in [place for place, of in enumerate(columns[uid]) if of in strangers] if strangers else ():
+        for column in words if columns[state][place] is State.PENDING else (*words, why):
+            columns[column][place] = ""
+        columns[options][place] = NO_OPTIONS
     for name, said_of in (("place", part.places), ("starts_in", part.starts)):
         if said_of:
             column = _FIELDS.index(name)
@@ -65,7 +66,6 @@ def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[Job], bool]
 
 def read_page(page: dict[str, Any]) -> list[Job]:
     """Its jobs. Fields of a newer daemon are ignored."""
-    columns = {name: repeat(value) for name, value in page["same"].items()} | page["each"]
-    for name, read in _READ.items():
-        columns[name] = map(read, columns[name])
-    return many(Job, int(page["count"]), columns)
+    same = {name: repeat(_READ[name](value) if name in _READ else value) for name, value in page["same"].items()}
+    each = {name: map(_READ[name], values) if name in _READ else values for name, values in page["each"].items()}
+    return many(Job, int(page["count"]), same | each)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dockless.sched.policy import ranks
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas, counts_jobs
 from dockless.sched.policy.state import HOST, Preemption, QueueState, RunningJob
@@ -214,6 +215,44 @@ def play(state, length):
                 if job.stopping:
                     waiting[number] = next(one for one in state.waiting if one.id == number)
     raise AssertionError("it does not come to an end")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_newcomers_keep_nobody_from_starting(data):
+    """Whoever waits starts in a time that follows from those before, however many come later: first come, or in the fair order, where
+    another who has had less comes first until she has had as much."""
+    gpus, links = data.draw(hosts())
+    first = data.draw(jobs(gpus, priorities=st.just(0)))
+    had = data.draw(st.sampled_from((None, {}, {"user anna": 50.0})))
+    chance = data.draw(st.randoms(use_true_random=False))
+    state = QueueState(gpus, first, links=links, cpu_jobs=2, usage=None if had is None else dict(had))
+    longest = 10
+    length = {job.id: chance.randint(1, longest) for job in first}
+    within = len(USERS) * len(first) * 2 * longest
+    if had is not None:  # each start counts ENTRY of every GPU at once, and those that have had less may have as much before
+        within = len(USERS) * (within + ranks.ENTRY)
+    waiting, running, left, now = {job.id: job for job in first}, {}, {job.id for job in first}, 0.0
+    while left:
+        assert now <= within, (now, sorted(left))
+        for _ in range(chance.randint(1, 3)):
+            user, number = chance.choice(USERS), len(length) + 1
+            narrow = chance.choice((0, 1, 1, 1))  # as fits beside a wide one again and again
+            waiting[number] = WaitingJob(number, user, narrow, GROUP[user], time_limit=chance.choice((0.0, 10.0)))
+            length[number] = chance.randint(1, longest)
+        decision = decide(replace(state, waiting=sorted(waiting.values(), key=order), running=[job for job, _ in running.values()]), now)
+        for start in decision.starts:
+            job = waiting.pop(start.job)
+            ends = now + job.time_limit if job.time_limit else None
+            there = RunningJob(job.id, job.user, frozenset(start.gpus), job.groups, ends, now)
+            running[job.id] = there, now + min(length[job.id], job.time_limit or longest)
+            left.discard(job.id)
+        then, now = now, min(end for _, end in running.values())
+        for number, (job, end) in list(running.items()):
+            if state.usage is not None:
+                state.usage[f"user {job.user}"] = state.usage.get(f"user {job.user}", 0.0) + len(job.gpus) * (now - then)
+            if end <= now:
+                del running[number]
 
 
 def simulate(state, length):
