@@ -76,7 +76,7 @@ class Answers:
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
-            job = replace(job, reason=self._reasons()(job))
+            job = replace(job, reason=self.reasons()(job))
         if not caller.may_manage(job.uid):
             job = replace(job, name="", image="", command="", options=NO_OPTIONS, reason=job.reason if job.state is State.PENDING else "")
         return job
@@ -134,7 +134,7 @@ class Answers:
                 starts[number] = max(0.0, at - now)
         return starts
 
-    def _reasons(self) -> Callable[[Job], str]:
+    def reasons(self) -> Callable[[Job], str]:
         """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""
         engine, decision, now = self.engine, self.engine.decision, clock.ticks()
         if engine.outage.text:
@@ -170,7 +170,7 @@ class Answers:
 
     def page(self, caller: Caller, part: Part) -> dict[str, Any]:
         """The same as ``view`` shows them, with their places and when they start."""
-        return page(part, self._reasons(), lambda uid: not caller.may_manage(uid))
+        return page(part, self.reasons(), lambda uid: not caller.may_manage(uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,

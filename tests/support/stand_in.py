@@ -24,6 +24,7 @@ from dockless.sched.jobs import sandbox_id
 from dockless.sched.policy.waiting import order
 from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import Lease, held
+from dockless.sched.wire.answers import Answers
 
 DEADLINE = 20.0
 
@@ -265,3 +266,8 @@ class Daemon:
         while self.do(lambda: number in self.engine.entries):
             assert time.monotonic() < end, "it has not ended"
             time.sleep(0.002)
+
+
+def why_waits(running, number):
+    """Why a job of this engine waits."""
+    return Answers(running).reasons()(running.entries[number].job)

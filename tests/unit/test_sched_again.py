@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import engine, until
+from support.stand_in import engine, until, why_waits
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, LaunchFailed, Refused, SchedError
@@ -64,7 +64,7 @@ def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
                 box.end(Exit(7, None))
                 if attempt < 3:
                     await until(lambda: running.entries[number].job.state is State.PENDING)
-                    assert Answers(running)._why(number).startswith(f"retry {attempt} of 2 begins at 2")
+                    assert why_waits(running, number).startswith(f"retry {attempt} of 2 begins at 2")
                     clock[0] += attempt - 0.01
                     await asyncio.sleep(0.01)
                     assert number in running.aside.kept
@@ -108,11 +108,11 @@ def test_a_pause_is_kept_by_jobs_that_had_to_wait_before(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain(retries=1, begin=time.time() - 60)], None)
             first, second = await running.submit(ROOT, [plain(retries=1, array_limit=1)], 2)
-            assert Answers(running)._why(second) == "of its array 1 may run at once"
+            assert why_waits(running, second) == "of its array 1 may run at once"
             for one in number, first:
                 (await running_box(running, launcher, one, 1)).end(Exit(7, None))
                 await until(lambda one=one: running.entries[one].job.state is State.PENDING)
-                assert Answers(running)._why(one).startswith("retry 1 of 1 begins at 2")
+                assert why_waits(running, one).startswith("retry 1 of 1 begins at 2")
             box = await running_box(running, launcher, second, 1)
             for one in number, first:
                 await running.cancel(one, "root", None)

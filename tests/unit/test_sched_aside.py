@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.stand_in import engine, until
+from support.stand_in import engine, until, why_waits
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, Refused, SchedError, UnknownJob
@@ -20,7 +20,6 @@ from dockless.sched.engine.waiting import aside, holding
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import parse_after
 from dockless.sched.store import queries
-from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False, account=True)
@@ -50,10 +49,6 @@ async def runs(running, *numbers):
     await until(lambda: all(running.entries[number].job.state is State.RUNNING for number in numbers))
 
 
-def waits(running, number):
-    return Answers(running)._why(number)
-
-
 def stored(running, number):
     return queries.job(running.reader, number)
 
@@ -73,7 +68,7 @@ def test_a_held_job_starts_when_it_is_released(tmp_path, launcher):
         async with serving(tmp_path, launcher) as running:
             (number,) = await running.submit(ANN, [plain(hold=True)], None)
             await at_rest(running)
-            assert waits(running, number) == "held by ann" and stored(running, number).options.held == "ann"
+            assert why_waits(running, number) == "held by ann" and stored(running, number).options.held == "ann"
             await holding.release(running, number, ANN)
             await runs(running, number)
             assert stored(running, number).options.held == ""
@@ -95,9 +90,9 @@ def test_a_hold_outlives_the_daemon(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain(hold=True, begin=time.time() + 3600)], None)
         async with engine(tmp_path, launcher) as running:
-            assert waits(running, number) == "held by root"
+            assert why_waits(running, number) == "held by root"
             await holding.release(running, number, ROOT)
-            assert waits(running, number).startswith("begins at 2")
+            assert why_waits(running, number).startswith("begins at 2")
             await running.cancel(number, "root", None)
             assert stored(running, number).state is State.CANCELLED and not running.aside.kept
 
@@ -109,7 +104,7 @@ def test_what_an_administrator_holds_its_owner_cannot_release(tmp_path, launcher
         async with serving(tmp_path, launcher) as running:
             (number,) = await running.submit(ANN, [plain(hold=True)], None)
             await holding.hold(running, number, ROOT)
-            assert waits(running, number) == "held by root"
+            assert why_waits(running, number) == "held by root"
             await holding.hold(running, number, ANN)
             with pytest.raises(NotPermitted, match="held by root, an administrator"):
                 await holding.release(running, number, ANN)
@@ -134,7 +129,7 @@ def test_a_hold_that_cannot_be_written_holds_nothing(tmp_path, launcher):
             running.write = refused
             with pytest.raises(SchedError, match="planted"):
                 await holding.hold(running, second, ANN)
-            assert waits(running, second).startswith("begins at ")
+            assert why_waits(running, second).startswith("begins at ")
             running.write = write
             await runs(running, first)
 
@@ -151,13 +146,13 @@ def test_begin(tmp_path, launcher, monkeypatch):
         async with serving(tmp_path, launcher) as running:
             late, soon, now = await running.submit(ANN, [plain(begin=1_800_000_100.0 - n) for n in (0, 50, 200)], None)
             await runs(running, now)
-            assert [waits(running, n) for n in (late, soon)] == ["begins at 2027-01-15T08:01:40Z", "begins at 2027-01-15T08:00:50Z"]
+            assert [why_waits(running, n) for n in (late, soon)] == ["begins at 2027-01-15T08:01:40Z", "begins at 2027-01-15T08:00:50Z"]
             clock[0] += 60
             await runs(running, soon)
             clock[0] -= 60
             await holding.hold(running, late, ANN)
             await holding.release(running, late, ANN)
-            assert waits(running, late) == "begins at 2027-01-15T08:01:40Z" and len(running.aside._times) == 1
+            assert why_waits(running, late) == "begins at 2027-01-15T08:01:40Z" and len(running.aside._times) == 1
             clock[0] += 100
             await runs(running, late)
 
@@ -177,7 +172,7 @@ def test_a_clock_that_was_set_back_is_waited_for_again(tmp_path, launcher, monke
             await until(lambda: not running.aside._times)
             clock[0] -= 200
             await holding.release(running, number, ANN)
-            assert waits(running, number) == "begins at 2027-01-15T08:01:40Z"
+            assert why_waits(running, number) == "begins at 2027-01-15T08:01:40Z"
             clock[0] += 200
             await runs(running, number)
 
@@ -201,7 +196,7 @@ def test_after(tmp_path, launcher, how, code, outcome, when):
                 await gone(running, launcher, other, code)
             (number,) = await running.submit(ANN, [plain(after=(f"{how}:{other}",))], None)
             if when != "before":
-                assert waits(running, number) == f"waits for the end of job {other}"
+                assert why_waits(running, number) == f"waits for the end of job {other}"
                 if when == "later":  # this daemon does nothing more about it
                     running.aside.ended = lambda job: None
                 await gone(running, launcher, other, code)
@@ -232,9 +227,9 @@ def test_a_chain_fails_as_a_whole_and_an_array_waits_as_one(tmp_path, launcher):
             array = await running.submit(ANN, [plain(after=(f"ok:{first}", f"any:{second}"))], 50)
             (last,) = await running.submit(ANN, [plain(after=(f"ok:{array[49]}",))], None)
             assert len(running.aside._after) == 2 and len(running.aside._waited_for) == 3
-            assert waits(running, array[7]) == f"waits for the end of job {first} and 1 more"
+            assert why_waits(running, array[7]) == f"waits for the end of job {first} and 1 more"
             await gone(running, launcher, second, 1)
-            assert waits(running, array[7]) == f"waits for the end of job {first}"
+            assert why_waits(running, array[7]) == f"waits for the end of job {first}"
             await gone(running, launcher, first, 1)
             await until(lambda: not running.entries)
             assert stored(running, array[0]).reason == f"dependency failed: job {first} ended FAILED"
@@ -253,7 +248,7 @@ def test_jobs_that_cannot_be_waited_for(tmp_path, launcher):
             with pytest.raises(NotPermitted, match=f"job {roots} belongs to another user"):
                 await running.submit(ANN, [plain(after=(f"any:{roots}",))], None)
             (mine,) = await running.submit(ROOT, [plain(after=(f"any:{roots}",))], None)
-            assert waits(running, mine) == f"waits for the end of job {roots}"
+            assert why_waits(running, mine) == f"waits for the end of job {roots}"
 
     asyncio.run(play())
 
@@ -268,10 +263,10 @@ def test_one_job_of_a_name_at_a_time(tmp_path, launcher):
             )
             (roots,) = await running.submit(ROOT, [plain(name="n", singleton=True)], None)
             await runs(running, first, other, roots)
-            assert waits(running, second) == waits(running, third) == f"waits for the end of job {first}, which has the same name"
+            assert why_waits(running, second) == why_waits(running, third) == f"waits for the end of job {first}, which has the same name"
             await gone(running, launcher, first, 1)
             await runs(running, second)
-            assert waits(running, third) == f"waits for the end of job {second}, which has the same name"
+            assert why_waits(running, third) == f"waits for the end of job {second}, which has the same name"
             await running.cancel(second, "ann", None)
             await runs(running, third)
             await gone(running, launcher, third)
@@ -315,7 +310,7 @@ def test_the_number_of_an_array_stands_for_all_of_it(tmp_path, launcher):
                 await runs(running, number)
                 await gone(running, launcher, number)
             await runs(running, some)
-            assert waits(running, whole) == "waits for the end of job 3"
+            assert why_waits(running, whole) == "waits for the end of job 3"
             await running.cancel(3, "root", None)
             await runs(running, last)
             await until(lambda: whole not in running.entries)
@@ -371,18 +366,18 @@ def test_so_many_of_an_array_at_once(tmp_path, launcher):
             ids = await running.submit(ANN, [plain(array_limit=2)], 6)
             await runs(running, *ids[:2])
             await at_rest(running)
-            assert len(launcher.boxes) == 2 and waits(running, ids[2]) == "of its array 2 may run at once"
+            assert len(launcher.boxes) == 2 and why_waits(running, ids[2]) == "of its array 2 may run at once"
             await holding.hold(running, ids[2], ANN)
             await running.cancel(ids[3], "ann", None)
             await gone(running, launcher, ids[0])
             await runs(running, ids[1], ids[4])
             await at_rest(running)
             await holding.release(running, ids[2], ANN)
-            assert waits(running, ids[2]) == waits(running, ids[5]) == "of its array 2 may run at once"
+            assert why_waits(running, ids[2]) == why_waits(running, ids[5]) == "of its array 2 may run at once"
             await gone(running, launcher, ids[1])
             await runs(running, ids[2], ids[4])
             await at_rest(running)
-            assert waits(running, ids[5]) == "of its array 2 may run at once"
+            assert why_waits(running, ids[5]) == "of its array 2 may run at once"
             for number in ids[2], ids[4]:
                 await gone(running, launcher, number)
             await runs(running, ids[5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.stand_in import engine, until
+from support.stand_in import engine, until, why_waits
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, SchedError, UnknownGpu
@@ -49,7 +49,7 @@ def test_a_drained_gpu_gets_no_new_jobs(tmp_path, launcher):
             (second,) = await running.submit(ROOT, [plain(gpus="1")], None)
             await at_rest(running)
             assert running.entries[first].job.state is State.RUNNING and running.entries[second].job.state is State.PENDING
-            why = Answers(running)._why(second)
+            why = why_waits(running, second)
             assert why.endswith("GPU 1 is out of service: drained by root: disk change") and "outside" not in why
             assert [gpu.trouble for gpu in Answers(running).info().gpus] == ["drained by root: disk change"] * 2
         async with engine(tmp_path, launcher) as running:
@@ -74,10 +74,9 @@ def test_a_drained_host_starts_nothing(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             await at_rest(running)
             answers = Answers(running)
-            assert len(launcher.boxes) == 1 and answers._why(second) == "nothing is started: the host was drained by root"
-            assert (await answers.why(ROOT, second, lambda: asyncio.sleep(0))).reason == answers._why(
-                second
-            ) and answers.info().drained == "drained by root"
+            assert len(launcher.boxes) == 1 and answers.info().drained == "drained by root"
+            assert why_waits(running, second) == "nothing is started: the host was drained by root"
+            assert (await answers.why(ROOT, second, lambda: asyncio.sleep(0))).reason == why_waits(running, second)
             launcher.boxes[running.name(first, 1)].end(Exit(0, None))
             await until(lambda: first not in running.entries)
             await undrain(running, ROOT, [], True)

@@ -234,7 +234,7 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
 
         async def listing(running):
             parts = Listed(Answers(running), Filter(until=5e9), False, 0, lambda: asyncio.sleep(0)).parts()
-            return [(job, Answers(running)._why(job.id, job)) async for part in parts for job in part.jobs]
+            return [(job, Answers(running).reasons()(job)) async for part in parts for job in part.jobs]
 
         async with engine(tmp_path, launcher, Config(share="user")) as running:
             running.admission._rights = lambda caller, job: None
