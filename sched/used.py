@@ -1,4 +1,4 @@
-"""A line of the report of what was used: a record that client and daemon share."""
+"""What was used, and which quotas are exceeded: records that client and daemon share."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ class Used:
     cpu_seconds: float
     jobs: int
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """A quota that GPUs exceed which its user has leased outside the queue. ``kind``: ``user`` or ``group``. ``gpu_class``: of whose GPUs
+    there are ``limit``, empty where it is all. ``used``: without those that are ``asked`` for."""
+
+    kind: str
+    name: str
+    gpu_class: str
+    limit: int
+    used: int
+    asked: int

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 def state(engine: Engine) -> QueueState:
     """What a decision depends on now."""
-    running = [_running(engine, entry) for entry in engine.active.values() if entry is entry.first]
-    usage = _past_usage(engine).at(clock.ticks(), running) if engine.config.order == "fair" else None
+    there = running(engine)
+    usage = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
     outside: frozenset[str] = frozenset()
     shareable = engine.gpus.shareable if engine.config.share != "no" else {}
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
     if engine.waiting.wants_gpus:
-        if shareable or sum(len(job.gpus) for job in running) < len(engine.gpus.uuids):  # else there is none that others could have
+        if shareable or sum(len(job.gpus) for job in there) < len(engine.gpus.uuids):  # else there is none that others could have
             elsewhere = _elsewhere(engine)
-            running += [_of_nobody(engine, *lease) for lease in elsewhere]
+            there += [_of_nobody(engine, *lease) for lease in elsewhere]
             uids.update(uid for _, uid, _ in elsewhere)
-        outside = engine.gpus.unusable({gpu for job in running for gpu in job.gpus})
+        outside = engine.gpus.unusable({gpu for job in there for gpu in job.gpus})
     return QueueState(
         gpus=engine.gpus.uuids,
         waiting=engine.waiting,
-        running=running,
+        running=there,
         quotas=engine.config.quotas,
         links=engine.gpus.distances,
         outside=outside,
@@ -53,6 +53,11 @@ def state(engine: Engine) -> QueueState:
             )
         ),
     )
+
+
+def running(engine: Engine) -> list[RunningJob]:
+    """The queue's jobs that have started, as the policy sees them."""
+    return [_running(engine, entry) for entry in engine.active.values() if entry is entry.first]
 
 
 def _running(engine: Engine, entry: LiveJob) -> RunningJob:

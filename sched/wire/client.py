@@ -31,7 +31,7 @@ from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, L
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
-    from dockless.sched.used import Used
+    from dockless.sched.used import Exceeded, Used
     from dockless.sched.wire.top import Top
 
 ROOT_SOCKET = paths.SOCKET_OF_ROOT
@@ -345,6 +345,12 @@ class Client:
     def quotas(self) -> list[QuotaInfo]:
         """Of each user with a quota or a job, then of each group with a quota."""
         return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
+
+    def exceeded(self, gpus: Sequence[str]) -> list[Exceeded]:
+        """The quotas that these GPUs, by UUID, exceed, which the caller has leased outside the queue."""
+        from dockless.sched.used import Exceeded
+
+        return [read(Exceeded, one, "quota", newer=True) for one in self._call("exceeded", gpus=list(gpus))["exceeded"]]
 
     @checked
     def drain(self, gpus: Sequence[str] = (), *, everything: bool = False, reason: str = "") -> None:

@@ -17,6 +17,7 @@ from dockless.base.typing import Any
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller
 from dockless.sched.engine import reading
+from dockless.sched.engine.admission.exceeded import exceeded
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.gpus import draining
 from dockless.sched.engine.lifecycle import again
@@ -75,6 +76,7 @@ class Verbs:
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
+            "exceeded": self._exceeded,
             "top": self._top,
             "usage": self._usage,
             "reload": self._reload,
@@ -120,9 +122,9 @@ class Verbs:
         return await self._each(work, caller, request)
 
     async def _drain(self, caller: Caller, request: Request) -> Answer:
-        gpus, reason = request.get("gpus") or [], request.get("reason") or ""
-        if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in (*gpus, reason)):
-            raise BadInput("'gpus' is not a list of names, or 'reason' no text", subject="gpus", hint="`dockless info` lists the GPUs")
+        gpus, reason = _gpus(request), request.get("reason") or ""
+        if not isinstance(reason, str):
+            raise BadInput("'reason' is no text", subject="reason", hint="say it in words")
         everything = bool(request.get("all"))
         if bool(gpus) == everything:
             message = "some GPUs are named, and all" if gpus else "no GPUs are named"
@@ -188,6 +190,9 @@ class Verbs:
     async def _quotas(self, caller: Caller, request: Request) -> Answer:
         return {"quotas": plain(self._answers.quotas())}
 
+    async def _exceeded(self, caller: Caller, request: Request) -> Answer:
+        return {"exceeded": plain(exceeded(self._engine, caller.uid, _gpus(request)))}
+
     async def _top(self, caller: Caller, request: Request) -> Answer:
         return {"top": (await self._picture.seen_by(caller)).as_dict()}
 
@@ -210,6 +215,13 @@ class Verbs:
             raise NotPermitted("only an administrator may end the daemon", subject=caller.user, hint="ask one")
         asyncio.get_running_loop().call_soon(self._shut_down)
         return {}
+
+
+def _gpus(request: Request) -> list[str]:
+    gpus = request.get("gpus") or []
+    if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in gpus):
+        raise BadInput("'gpus' is not a list of names", subject="gpus", hint="`dockless info` lists the GPUs")
+    return gpus
 
 
 async def _in_parts(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:
