@@ -35,7 +35,7 @@ from dockless.sched.engine import reading
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpus import idle, sharing
+from dockless.sched.engine.gpus import idle, outside, sharing
 from dockless.sched.engine.gpus.failures import listen
 from dockless.sched.engine.gpus.gpu_errors import reported
 from dockless.sched.engine.gpus.hostgpus import HostGpus
@@ -99,7 +99,10 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         if ready is not None:
             ready()
         works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), hear(engine))
-        chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine))]
+        chores = [
+            asyncio.create_task(work)
+            for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine), outside.watch(engine))
+        ]
         await end.wait()
         for chore in chores:
             chore.cancel()

@@ -39,7 +39,7 @@ from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entries import Entries, outlines
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
+from dockless.sched.engine.gpus import draining, kept_out, mps, outside, sharing
 from dockless.sched.engine.gpus.figures import Watch
 from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
 from dockless.sched.engine.host import host_supplies, weights
@@ -123,6 +123,7 @@ class Engine:
         self.many_ended = asyncio.Event()
         self.decision: Decision | None = None
         self.past: PastUsage | None = None
+        self.outside = outside.Outside()
         self._took = 0.0
         self.newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False

@@ -26,9 +26,9 @@ def state(engine: Engine) -> QueueState:
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
     if engine.waiting.wants_gpus:
         if shareable or sum(len(job.gpus) for job in there) < len(engine.gpus.uuids):  # else there is none that others could have
-            elsewhere = _elsewhere(engine)
-            there += [_of_nobody(engine, *lease) for lease in elsewhere]
-            uids.update(uid for _, uid, _ in elsewhere)
+            leases = elsewhere(engine)
+            there += [_of_nobody(engine, *lease) for lease in leases]
+            uids.update(uid for _, uid, _ in leases)
         outside = engine.gpus.unusable({gpu for job in there for gpu in job.gpus})
     return QueueState(
         gpus=engine.gpus.uuids,
@@ -84,7 +84,7 @@ def _running(engine: Engine, entry: LiveJob) -> RunningJob:
 
 
 def _past_usage(engine: Engine) -> PastUsage:
-    """What the ended jobs had; read from the queue when it is first wanted."""
+    """What the ended jobs had, and leases outside the queue; read from the queue when it is first wanted."""
     if engine.past is None:
         engine.past = PastUsage(engine.config.half_life)
         now, wall = clock.ticks(), time.time()
@@ -94,6 +94,12 @@ def _past_usage(engine: Engine) -> PastUsage:
         for uid, ended, gpu_seconds in usage.forgotten(engine.reader, wall - 10 * engine.config.half_life, wall):
             at = now - max(0.0, wall - ended)
             engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
+        for uid, ended, gpu_seconds in usage.outside(engine.reader, wall - 10 * engine.config.half_life, wall):
+            at = now - max(0.0, wall - ended)
+            engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
+        for spell in engine.outside.unwritten:
+            at = now - max(0.0, wall - spell.ended)
+            engine.past.add(*engine.callers.quota_of(spell.uid), spell.count, at - (spell.ended - spell.began), at)
     return engine.past
 
 
@@ -105,7 +111,7 @@ def count_usage(engine: Engine, entry: LiveJob) -> None:
 
 def others(engine: Engine) -> list[RunningJob]:
     """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
-    return [_of_nobody(engine, *lease) for lease in _elsewhere(engine)]
+    return [_of_nobody(engine, *lease) for lease in elsewhere(engine)]
 
 
 def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
@@ -113,8 +119,8 @@ def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
     return RunningJob(0, user, frozenset({uuid}), groups, share=share)
 
 
-def _elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
-    """Of each of these leases the GPU, whose it is, and the MiB of it, 0 for all."""
+def elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
+    """Of each lease that is not the queue's the GPU, whose it is, and the MiB of it, 0 for all."""
     ours = {gpu for entry in engine.active.values() for gpu in entry.job.devices}
     shares = engine.gpus.shares_of_others(sharing.leased(engine)) if engine.config.share != "no" else ()
     whole = engine.gpus.leased_by_others(ours.union(share.uuid for share in shares))

@@ -45,6 +45,7 @@ SCHEMA = (
         event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
     *SINCE_2,
     *usage.SCHEMA,
+    *usage.SINCE_0_1,
 )
 LIVE = "state IN ('PENDING','STARTING','RUNNING')"
 """As the index has it, which SQLite uses where it finds these very words."""
@@ -69,6 +70,8 @@ def open_queue(path: Path) -> sqlite3.Connection:
             db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
             db.execute(f"PRAGMA user_version={VERSION}")
             db.execute("COMMIT")
+        for statement in usage.SINCE_0_1 if 0 < have <= VERSION else ():
+            db.execute(statement)
         if have == 1:
             _upgrade_1(db)
         if have in (1, 2):

@@ -85,6 +85,12 @@ def share(engine: Engine, job: Job) -> int:
     return job.options.gpu_share if can else 0
 
 
+def part(engine: Engine, uuid: str, memory: int) -> float:
+    """How much of a GPU so many MiB of it are; 1 for 0, which stands for all of it, and where nobody can share it."""
+    whole = engine.gpus.shareable.get(uuid, 0) + engine.gpus.kept if uuid in engine.gpus.shareable else 0
+    return min(1.0, memory / whole) if memory and whole else 1.0
+
+
 def launcher(engine: Engine, job: Job) -> Launcher:
     """What starts this job."""
     memory = share(engine, job)
