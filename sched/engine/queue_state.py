@@ -80,6 +80,7 @@ def _running(engine: Engine, entry: LiveJob) -> RunningJob:
         cores=entry.waiting.cores,
         memory=entry.waiting.memory,
         width=entry.waiting.width,
+        part=sharing.part_of(engine, entry) if entry.gang is None else 1.0,
     )
 
 
@@ -106,7 +107,8 @@ def _past_usage(engine: Engine) -> PastUsage:
 def count_usage(engine: Engine, entry: LiveJob) -> None:
     """What an attempt that is over had of its GPUs."""
     if engine.past is not None and entry.job.devices and entry.since:
-        engine.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, clock.ticks())
+        count = len(entry.job.devices) * sharing.part_of(engine, entry)
+        engine.past.add(entry.job.user, entry.live.quota_groups, count, entry.since, clock.ticks())
 
 
 def others(engine: Engine) -> list[RunningJob]:

@@ -33,7 +33,8 @@ class PastUsage:
         """With what runs, of which each job counts for ``ENTRY`` seconds at least."""
         found = defaultdict(float, self._decayed(now))
         for job in running:
-            worth = max(self._worth(len(job.gpus), job.since, now, now), len(job.gpus) * ENTRY)
+            count = len(job.gpus) * job.part
+            worth = max(self._worth(count, job.since, now, now), count * ENTRY)
             for pool in _pools(job.user, job.groups) if job.gpus and job.id else ():
                 found[pool] += worth
         return found

@@ -22,7 +22,7 @@ CLASS = "class "
 class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
     ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own.
-    ``cores``, ``memory``, ``width``: as in ``WaitingJob``."""
+    ``cores``, ``memory``, ``width``: as in ``WaitingJob``. ``part``: of each of its GPUs, by which a fair order counts."""
 
     id: int
     user: str
@@ -35,6 +35,7 @@ class RunningJob:
     cores: int = 0
     memory: int = 0
     width: int = 1
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.desk import ANN, BEN, play
@@ -117,6 +118,24 @@ def test_what_a_daemon_finds_when_it_comes_back(tmp_path):
     assert usage.report(db, NOON, NOON, NOON + 3000, "user") == [Used("u1", 0, 79, 6, 7)]
 
 
+def test_a_part_of_a_gpu(tmp_path):
+    """Counts as that, day by day, also for what is forgotten."""
+    db = opened(tmp_path / "jobs.db")
+    for uid, part in ((1, 0.25), (1, 0.75), (2, 1 / 3)):
+        (job,) = queue.insert(db, [queue.NewJob(**VALUES | {"uid": uid, "user": f"u{uid}", "group": "", "gpu_count": 1})], False, NOON)
+        queue.begin_attempt(db, Lease(job, 1, (f"g{uid}",), NOON, True, part), f"box-{job}", "boot", 1.0)
+        queue.set_running(db, job, 1, NOON)
+        if uid == 2:
+            now = usage.report(db, NOON, NOON, NOON + 10, "user")
+            assert [(used.key, used.gpu_seconds) for used in now] == [("u1", 43200), ("u2", 3.333)]
+        queue.finish(db, job, 1, State.COMPLETED, NOON + 86400, "", None)
+    assert [(used.key, used.gpu_seconds) for used in usage.report(db, NOON, NOON, NOON, "user")] == [("u1", 43200), ("u2", 14400)]
+    assert sum(seconds for *_, seconds in queries.gpu_time(db, NOON)) == pytest.approx(86400 * 4 / 3)
+    assert [*usage.forgotten(db, NOON, NOON + 2 * 86400)] == []
+    db.execute("DELETE FROM attempts WHERE job=1")
+    assert sum(seconds for _, _, seconds in usage.forgotten(db, NOON, NOON + 2 * 86400)) == 86400 / 4
+
+
 def test_leases_outside_the_queue_over_midnight(tmp_path):
     """They are a part of the GPU time, told apart; each day has its own, and a fair order that begins later knows them."""
     db = opened(tmp_path / "jobs.db")
@@ -158,7 +177,14 @@ def test_a_queue_that_did_not_count(tmp_path):
     start(db, second, 1, NOON, ("g1",))
     queue.requeue(db, second, NOON + 3, "the host was rebooted")
     start(db, second, 2, NOON + 3, ("g1",))
-    for statement in ("DROP TABLE usage", "DROP TABLE gpu_models", "ALTER TABLE jobs DROP COLUMN options", "PRAGMA user_version=2"):
+    for statement in (
+        "DROP TABLE outside",
+        "ALTER TABLE attempts DROP COLUMN part",
+        "DROP TABLE usage",
+        "DROP TABLE gpu_models",
+        "ALTER TABLE jobs DROP COLUMN options",
+        "PRAGMA user_version=2",
+    ):
         db.execute(statement)
     db.close()
     again = opened(tmp_path / "jobs.db")

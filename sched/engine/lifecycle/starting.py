@@ -55,7 +55,8 @@ def occupy(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) ->
     entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
     entry.since = now
     entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-    return Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, bool(sharing.share(engine, entry.job)))
+    shared, part = bool(sharing.share(engine, entry.job)), sharing.part_of(engine, entry)
+    return Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, shared, part)
 
 
 def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
