@@ -230,7 +230,8 @@ def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict
 def gpu_time(db: sqlite3.Connection, after: float) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
     """Of the attempts that ended after that moment: user, groups with a quota, when the last of an hour ended, and their GPU-seconds."""
     rows = db.execute(
-        "SELECT user, quota_groups, MAX(a.ended), SUM(gpu_count * part * (a.ended - a.started)) FROM attempts a JOIN jobs ON jobs.id = a.job"
+        "SELECT user, quota_groups, MAX(a.ended), SUM(gpu_count * part * (a.ended - a.started))"
+        " FROM attempts a JOIN jobs ON jobs.id = a.job"
         " WHERE a.ended > ? AND gpu_count > 0 GROUP BY user, quota_groups, CAST(a.ended / 3600 AS INTEGER)",
         (after,),
     )

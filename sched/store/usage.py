@@ -32,7 +32,10 @@ SINCE_0_1 = (
         PRIMARY KEY(day, uid, user, model)) WITHOUT ROWID""",
 )
 """Tables that a queue got later, and that an older daemon passes over."""
-_RUNNING = "SELECT a.job, a.number, a.started, a.gpus, a.part, j.uid, j.user, j.grp FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state='RUNNING'"
+_RUNNING = (
+    "SELECT a.job, a.number, a.started, a.gpus, a.part, j.uid, j.user, j.grp FROM attempts a JOIN jobs j ON j.id = a.job"
+    " WHERE a.state='RUNNING'"
+)
 _COLUMNS = {"user": "user", "group": "grp", "gpu": "model"}
 
 

@@ -25,6 +25,7 @@ from dockless.sched.engine.waiting.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
+from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Sooner
@@ -296,7 +297,7 @@ class Answers:
                 )
 
     def quotas(self) -> list[QuotaInfo]:
-        """Of each user with a quota or a job, then of each group with a quota."""
+        """The default, where the settings have one; of each user with a quota or a job, then of each group with a quota."""
         quotas = self.engine.config.quotas
         counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for name in quotas.users:
@@ -317,6 +318,9 @@ class Answers:
         for name in quotas.groups:
             counts["group", name]
         found = []
+        if quotas.default != Quota():
+            limits = tuple(ClassInfo(of, 0, most) for of, most in quotas.default.classes.items())
+            found.append(QuotaInfo("default", "", **{**plain(quotas.default), "classes": limits}))
         for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
             if kind == "user" or name in quotas.groups:
                 quota, used = quotas.of(kind, name), held[kind, name]

@@ -343,7 +343,7 @@ class Client:
         return [read(Used, one, "used", newer=True) for one in self._call("usage", since=since, until=until, by=by)["used"]]
 
     def quotas(self) -> list[QuotaInfo]:
-        """Of each user with a quota or a job, then of each group with a quota."""
+        """The default, where the settings have one; of each user with a quota or a job, then of each group with a quota."""
         return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
 
     def exceeded(self, gpus: Sequence[str]) -> list[Exceeded]:

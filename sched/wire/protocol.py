@@ -174,7 +174,8 @@ class ClassInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo(Record):
-    """What a user or a group has of the host, and may have. ``kind``: ``user`` or ``group``; ``gpus``: in use; ``running``,
+    """What a user or a group has of the host, and may have. ``kind``: ``user``, ``group``, or ``default``, which has no name and says what
+    each user not named in the settings may have. ``gpus``: in use; ``running``,
     ``running_without_gpus``, ``waiting``: jobs. ``classes``: those of which the settings say a limit. The rest is as in the settings, None
     where they say nothing."""
 

@@ -46,15 +46,25 @@ def _show(options: Namespace) -> int:
     elif not found:
         out("No quotas are set, and nobody has a job.")
     else:
-        rows = [
-            (
-                *(f"{one.kind} {one.name}", _of_all(one), _shown(one.guarantee), _shown(one.weight)),
-                *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
-            )
-            for one in found
-        ]
+        rows = [_default(one) if one.kind == "default" else _row(one) for one in found]
         table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"), rows)
     return 0
+
+
+def _row(one: QuotaInfo) -> tuple[object, ...]:
+    return (
+        *(f"{one.kind} {one.name}", _of_all(one), _shown(one.guarantee), _shown(one.weight)),
+        *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
+    )
+
+
+def _default(one: QuotaInfo) -> tuple[object, ...]:
+    """What each user may have whom the settings do not name."""
+    gpus = ", ".join(([] if one.limit is None else [str(one.limit)]) + [f"{of.name} {of.limit}" for of in one.classes])
+    return (
+        *("each other user", gpus or "-", _shown(one.guarantee), _shown(one.weight)),
+        *(_shown(one.jobs), _shown(one.cpu_jobs), "-", _shown(one.queued)),
+    )
 
 
 def _of_all(one: QuotaInfo) -> str:
