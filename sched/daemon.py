@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from dockless._version import __version__
-from dockless.base import paths
+from dockless.base import paths, settings
 from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
@@ -80,6 +80,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     loop.set_exception_handler(_unexpected)
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, reading.settings(), check_image)
+    engine.said = settings.load()
     end = asyncio.Event()
     server = Server(engine, path, __version__, end.set)
 

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pathlib import Path
 from dockless.base import paths
 from dockless.base.dataclass import copied, replace
 from dockless.base.records import read
+from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
 from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
@@ -124,6 +125,7 @@ class Engine:
         self.decision: Decision | None = None
         self.past: PastUsage | None = None
         self.outside = outside.Outside()
+        self.said: Mapping[str, Any] = DEFAULTS  # the settings as they were read last
         self._took = 0.0
         self.newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False

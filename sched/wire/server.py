@@ -178,7 +178,8 @@ class Server:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
-                self.audit.note(caller, request, answer)
+                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") == "spec" else -1
+                self.audit.note(caller, request, answer, owner=owner)
                 if isinstance(listed := answer.get("listed"), Listed):
                     await self._send_pages(caller, writer, listed)
                 elif isinstance(jobs := answer.get("jobs"), AsyncIterator):
@@ -329,6 +330,7 @@ class Server:
         """Stream a job's output in several messages; ends when the client goes away."""
         number, follow = job_id(request.get("job")), bool(request.get("follow"))
         job = self.answers.own(caller, number)
+        self.audit.note(caller, request, {}, owner=job.uid)
         attempt = integer(request, "attempt", 0, 1_000_000) or job.attempt
         if attempt > job.attempt:
             has = f"its newest attempt is {job.attempt}" if job.attempt else "it has not been started yet"

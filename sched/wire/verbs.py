@@ -207,8 +207,8 @@ class Verbs:
     async def _reload(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
             raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        await reading.reload(self._engine)
-        return {"file": os.fspath(paths.config_file())}
+        keys = await reading.reload(self._engine)
+        return {"file": os.fspath(paths.config_file()), "changed": keys}
 
     async def _shutdown(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
