@@ -31,11 +31,11 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import service
-from dockless.sched.engine import reading
+from dockless.sched.engine import outside, reading
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpus import idle, outside, sharing
+from dockless.sched.engine.gpus import idle, sharing
 from dockless.sched.engine.gpus.failures import listen
 from dockless.sched.engine.gpus.gpu_errors import reported
 from dockless.sched.engine.gpus.hostgpus import HostGpus

@@ -32,7 +32,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import clock
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import queue_state, stopping
+from dockless.sched.engine import outside, queue_state, stopping
 from dockless.sched.engine.admission import gang_admission
 from dockless.sched.engine.admission.admission import Admission
 from dockless.sched.engine.admission.per_user import PerUser, taken
@@ -40,7 +40,7 @@ from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entries import Entries, outlines
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpus import draining, kept_out, mps, outside, sharing
+from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
 from dockless.sched.engine.gpus.figures import Watch
 from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
 from dockless.sched.engine.host import host_supplies, weights

@@ -21,7 +21,7 @@ pytestmark = requires("root", "userns")
 
 ANNA, BEN = (pwd.getpwnam(name) for name in ("daemon", "bin"))
 QUICK = (
-    "from dockless.sched.engine.gpus import outside; outside.EVERY, outside.WRITE_EVERY = 0.1, 0.5\n"
+    "from dockless.sched.engine import outside; outside.EVERY, outside.WRITE_EVERY = 0.1, 0.5\n"
     "from dockless.sched.daemon import main; raise SystemExit(main([]))"
 )
 
