@@ -245,7 +245,7 @@ def test_what_is_leased_without_the_queue_counts_in_it(daemon, capfd):
         info = queue.info()
         assert ("user", me, 3, 3) in info.quotas
         assert {(one.job, one.user, one.outside) for one in info.gpus} == {(small, me, False), (0, me, True), (0, "", False)}
-        assert main(["info"]) == 0 and capfd.readouterr().out.count(f"  a sandbox  {me}\n") == 2
+        assert main(["info"]) == 0 and capfd.readouterr().out.count(f"  a process of {me}  {me}\n") == 2
         started.close()
         queue.cancel(small, grace=0)
         until(lambda: queue.job(large).state is State.RUNNING, "its quota has room")

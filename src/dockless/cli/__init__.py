@@ -240,6 +240,8 @@ def _known(name: str) -> None:
             hint=word.hint if word else "options stand behind the verb: dockless run --help lists those of run",
         )
     word = docker_words.VERBS.get(name)
+    if name == "array":
+        raise BadInput("unknown verb 'array'", subject=name, hint="many jobs of one kind: dockless submit --array 10 IMAGE -- COMMAND")
     near = difflib.get_close_matches(name, VERBS, 1)
     nearest = f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
     raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=word.hint if word else nearest)
