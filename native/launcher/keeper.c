@@ -191,7 +191,7 @@ static void account(struct plan_header *plan, int init_pid) {
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
     int killed = plan->outcome || plan->phase != PHASE_EXITED;
     if (killed || !(plan->flags & PLAN_ENTER)) kill_group("."); /* what a program that entered leaves behind lives on in the sandbox */
-    if (plan->flags & PLAN_ENTER && (killed || ends_with_its_program())) kill_marked(first);
+    if (plan->flags & PLAN_ENTER && !plan->error && (killed || ends_with_its_program())) kill_marked(first); /* after an error there never was a program */
     if (killed && plan->flags & PLAN_ENTER) door_collect(100); /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
         plan->outcome |= OUTCOME_INIT_DIED;
