@@ -22,6 +22,7 @@
  *     busy 0 35                  GPU 0 computes, 35 percent of the time
  *     process 0 4711 1048576     process 4711 has 1 MiB of GPU 0
  *     process 1 4711 1048576 2   … of its MIG GPU instance 2
+ *     computes 0 4711 20         … and computes there, 20 percent of the time
  *     graphics 0 4711 1048576    the same for a process that has a context for graphics, and none for computing (it may have a line of both)
  *     display 0 1                GPU 0 shows a display
  *     recovery 0 1               what its driver asks to be done with GPU 0, as nvmlDeviceGpuRecoveryAction_t counts: 0 nothing, 1 a reset

@@ -162,6 +162,22 @@ result nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *d, unsigned *n, p
     return running(d, n, list, "graphics", 0);
 }
 
+typedef struct { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; } process_sample;
+
+result nvmlDeviceGetProcessUtilization(struct device *d, process_sample *list, unsigned *n, unsigned long long since) {
+    CHECK(good(d) && n, INVALID_ARGUMENT);
+    MODERN();
+    if (d->parent) return NOT_SUPPORTED;
+    unsigned room = list ? *n : 0, have = 0;
+    long long numbers[4];
+    FILE *file = open_state("re");
+    while (next_line(file, "computes", d->index, numbers))
+        if (have++ < room) list[have - 1] = (process_sample){.pid = numbers[1], .at = since + have, .sm = numbers[2]};
+    close_state(file);
+    *n = have;
+    return have > room ? INSUFFICIENT_SIZE : have ? OK : NOT_FOUND;
+}
+
 /* Whether a display is shown, with or without a monitor. */
 result nvmlDeviceGetDisplayActive(struct device *d, unsigned *active) {
     CHECK(good(d) && active, INVALID_ARGUMENT);
