@@ -327,7 +327,9 @@ def test_what_the_simulated_gpus_do_changes_at_will(simulate, monkeypatch, tmp_p
         assert not any(unit.processes for unit in refresh(gpus))
         assert watch.readings(nvml, [gpus[0].uuid])[0].busy == 0
         assert watch.computing(nvml, gpus[0].uuid) == {} and watch.computing(nvml, gpus[1].uuid) is None, "a slice does not tell"
-        state.write_text("computes 0 4711 20\ncomputes 0 4712 5\ncomputes 0 4711 30\ncomputes 0 0 9\ncomputes 0 4713 4294967\ncomputes 1 1 1\n")
+        state.write_text(
+            "computes 0 4711 20\ncomputes 0 4712 5\ncomputes 0 4711 30\ncomputes 0 0 9\ncomputes 0 4713 4294967\ncomputes 1 1 1\n"
+        )
         assert watch.computing(nvml, gpus[0].uuid) == {4711: 0.3, 4712: 0.05}, "the newest of each; what is not filled is left out"
 
 
