@@ -326,5 +326,5 @@ class _Run:
         heappush(self.ends, (moment, job))
 
     def _first(self, usage: Mapping[str, float] | None) -> WaitingJob:
-        ranks = Ranks(self.host.quotas, self.running.values(), usage)
+        ranks = Ranks(replace(self.host, running=[*self.running.values()], usage=usage))
         return min((line.first() for line in self.waiting.lines.values()), key=ranks.place)
