@@ -292,3 +292,101 @@ def test_an_interrupt_ends_it(home, tmp_path):
     finally:
         process.kill()
         os.close(ours)
+
+
+def longest_waits(out: str) -> tuple[int, dict[str, float], float]:
+    """How many never start; how long each user's jobs wait; the part of the GPUs' time that is used."""
+    (found,) = json.loads(out)["results"]
+    return found["never"], {row["user"]: row["longest_wait"] for row in found["users"]}, found["utilisation"]
+
+
+def test_devices_of_other_kinds_are_for_those_who_ask_for_them(say, tmp_path):
+    trace = tmp_path / "devices.csv"
+    trace.write_text(
+        "submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n0,10,3,ben,\n1,10,1,carl,amd.com/gpu\n2,10,2,dora,\n3,1,1,eve,memory=10G\n"
+    )
+    _, out, _ = say(str(trace), "--gpus", "H100:80G=2,amd.com/gpu=2", "--json")
+    assert longest_waits(out)[:2] == (1, {"anna": 0, "dora": 0, "carl": 99, "eve": 9})
+
+
+def test_devices_of_this_host(say, tmp_path, home, monkeypatch):
+    """Those of the kinds that the settings name which are tried."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    (tmp_path / "cdi").mkdir(mode=0o755)
+    nodes = {"0": "/dev/null", "1": "/dev/zero"}
+    devices = [{"name": name, "containerEdits": {"deviceNodes": [{"path": path}]}} for name, path in nodes.items()]
+    (tmp_path / "cdi" / "amd.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "amd.com/gpu", "devices": devices}))
+    (home / "dockless.toml").write_text(f'[gpus]\ncdi = ["{tmp_path / "cdi"}"]\n')
+    (tmp_path / "a.toml").write_text('[gpus]\ndevices = ["amd.com/gpu"]\n')
+    (tmp_path / "one.csv").write_text("submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n")
+    _, out, _ = say(str(tmp_path / "one.csv"), "--json", "--config", str(tmp_path / "a.toml"))
+    assert json.loads(out)["gpus"] == 3 and longest_waits(out)[0] == 0
+    _, out, _ = say(str(tmp_path / "one.csv"), "--json")
+    assert json.loads(out)["gpus"] == 1 and longest_waits(out)[0] == 1
+
+
+TOGETHER = """\
+submitted,run,gpus,user,together,time_limit
+0,100,1,anna,a,200
+10,10,2,ben,,
+5,40,1,anna,a,50
+10,10,1,carl,,
+6,30,0,carl,a,
+6,-1,0,carl,a,
+"""
+
+
+def test_jobs_that_start_together(say, tmp_path):
+    """They have the GPUs of all from the last one's submission until the last has ended, are one job to the queue, and several to a quota.
+    Of another user's with the same word nobody knows how long one ran: none of them is there."""
+    trace, settings = tmp_path / "gang.csv", tmp_path / "a.toml"
+    trace.write_text(TOGETHER)
+    _, out, err = say(str(trace), "--gpus", "3", "--json")
+    assert json.loads(out)["left_out"] == 2 and "2 jobs of the trace left out" in err
+    assert json.loads(out)["results"][0]["jobs"] == 3
+    assert longest_waits(out)[:2] == (0, {"anna": 0, "ben": 95, "carl": 0})
+    settings.write_text("[quota.users]\nanna = { jobs = 1 }\n")
+    _, out, _ = say(str(trace), "--gpus", "3", "--json", "--config", str(settings))
+    assert longest_waits(out)[:2] == (1, {"ben": 0, "carl": 0})
+    rows = [
+        {
+            "id": number,
+            "array": 7,
+            "user": "anna",
+            "gpu_count": 1,
+            "submitted": 1.0,
+            "started": 2.0,
+            "ended": 12.0,
+            "options": {"role": role},
+        }
+        for number, role in ((7, "master"), (8, "worker"))
+    ]
+    trace.write_text(json.dumps(rows))
+    _, out, _ = say(str(trace), "--gpus", "1", "--json")
+    assert longest_waits(out)[0] == 1
+    many = "".join("0,1,0,anna,a\n" for _ in range(257))
+    trace.write_text("submitted,run,gpus,user,together\n" + many)
+    code, _, err = say(str(trace), "--gpus", "1")
+    assert code == 125 and "257 jobs start together as 'a', and at most 256 can" in err
+    trace.write_text("submitted,run,gpus,user,together,class\n0,1,1,anna,a,H100\n0,1,1,anna,a,A100\n")
+    code, _, err = say(str(trace), "--gpus", "H100=1,A100=1")
+    assert code == 125 and "jobs of anna that start together ask for GPUs of different classes: A100, H100" in err
+
+
+def test_shares_of_gpus(say, tmp_path):
+    """Three of 30G: two have one GPU of 80G together, and use three quarters of it. Alone on it each has all."""
+    trace, settings = tmp_path / "shares.csv", tmp_path / "a.toml"
+    jobs = "".join(f"0,100,1,{user},memory=30G\n" for user in ("anna", "anna", "anna", "ben"))
+    trace.write_text("submitted,run,gpus,user,class\n" + jobs)
+    found = {}
+    for share in ("no", "user", "all"):
+        settings.write_text(f'[gpus]\nshare = "{share}"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100:80G=1", "--json", "--config", str(settings))
+        found[share] = longest_waits(out)
+    assert found["no"] == (0, {"anna": 200, "ben": 300}, 1)
+    assert found["user"] == (0, {"anna": 100, "ben": 200}, 0.5)
+    assert found["all"] == (0, {"anna": 100, "ben": 100}, 0.75)
+    settings.write_text('[gpus]\nshare = "user"\n')
+    trace.write_text("submitted,run,gpus,user,class,together\n" + 3 * "0,100,1,anna,memory=20G,a\n" + "0,100,1,ben,memory=20G,\n")
+    _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
+    assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 0.625)  # three on one GPU, which is theirs
