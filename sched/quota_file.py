@@ -20,6 +20,8 @@ SECTIONS = {"user": ("quota", "users"), "group": ("quota", "groups"), "default":
 """Where quotas of a kind stand."""
 _OF_CLASS = "classes."
 _KEYS_OF_CLASS = tuple(field.key for field in settings.CLASS_QUOTA)
+_SLIP = 0.7
+"""From what likeness on the last word of a class is taken for a slip of one of its keys."""
 _LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
 
@@ -104,7 +106,7 @@ def _near_key_of_class(key: str) -> str:
     """What the last word of ``classes.NAME.WORD`` may be a slip of, empty where it is right or a part of the class's name."""
     name, what = _of_class(key)
     last = name.rpartition(".")[2] if "." in name and not what else ""
-    near = settings.nearest(last, _KEYS_OF_CLASS, 0.6) if last else ""
+    near = settings.nearest(last, _KEYS_OF_CLASS, _SLIP) if last else ""
     return f"{key.removesuffix(last)}{near}" if near else ""
 
 

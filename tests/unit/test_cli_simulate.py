@@ -102,6 +102,17 @@ def test_settings_of_guarantees_and_of_the_order(say, tmp_path):
     assert rows == {"fifo": {"ben": 5459, "anna": 5468}, "fair": {"ben": 5469, "anna": 1858}}
 
 
+def test_a_guarantee_of_a_class(say, tmp_path):
+    trace, settings = tmp_path / "two.csv", tmp_path / "a.toml"
+    trace.write_text("submitted,run,gpus,user,class,time_limit\n0,3600,2,ben,H100,\n10,10,1,anna,H100,\n")
+    waits = []
+    for said in ("guarantee = 1", "limit = 1"):
+        settings.write_text(f'[quota.users]\nanna.classes.H100.{said}\n[preempt]\nafter = "1m"\ngrace = "30s"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100=2,A100=2", "--json", "--config", str(settings))
+        waits.append(longest_waits(out)[1]["anna"])
+    assert waits == [80, 3590]
+
+
 DAY = """\
 submitted,run,gpus,user,group,time_limit,class,cores
 2026-11-24T09:00:00,3600,2,anna,,3600,H100,8
