@@ -314,10 +314,10 @@ def longest_waits(out: str) -> tuple[int, dict[str, float], float]:
 def test_devices_of_other_kinds_are_for_those_who_ask_for_them(say, tmp_path):
     trace = tmp_path / "devices.csv"
     trace.write_text(
-        "submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n0,10,3,ben,\n1,10,1,carl,amd.com/gpu\n2,10,2,dora,\n3,1,1,eve,memory=10G\n"
+        "submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n0,10,3,ben,\n1,10,1,carl,amd.com/gpu\n2,10,2,dora,\n3,1,1,eve,memory=10G\n4,1,3,fred,whole\n"
     )
     _, out, _ = say(str(trace), "--gpus", "H100:80G=2,amd.com/gpu=2", "--json")
-    assert longest_waits(out)[:2] == (1, {"anna": 0, "dora": 0, "carl": 99, "eve": 9})
+    assert longest_waits(out)[:2] == (2, {"anna": 0, "dora": 0, "carl": 99, "eve": 9})
 
 
 def test_devices_of_this_host(say, tmp_path, home, monkeypatch):
@@ -384,6 +384,26 @@ def test_jobs_that_start_together(say, tmp_path):
     assert code == 125 and "jobs of anna that start together ask for GPUs of different classes: A100, H100" in err
 
 
+def test_what_those_need_and_how_long_they_run_who_start_together(say, tmp_path):
+    """Each of those without GPUs counts for what the settings say; all have ended when the last has, each by its own time limit."""
+    trace, settings = tmp_path / "gang.csv", tmp_path / "a.toml"
+
+    def found(rows: str, said: str) -> tuple[int, dict[str, float], float]:
+        trace.write_text("submitted,run,gpus,user,together,time_limit\n" + rows)
+        settings.write_text(said)
+        _, out, _ = say(str(trace), "--gpus", "2", "--json", "--config", str(settings))
+        return *longest_waits(out)[:2], json.loads(out)["results"][0]["lasts"]
+
+    three = 3 * "0,10,0,anna,a,\n"
+    assert found(three, "[host]\ncores = 4\ncores_per_job = 2\n") == (1, {}, 0)
+    assert found(three, "[host]\ncores = 6\ncores_per_job = 2\n") == (0, {"anna": 0}, 10)
+    pairs = 2 * "0,10,1,anna,a,\n" + "1,10,0,anna,b,\n" * 2
+    assert found(pairs, "[quota.users]\nanna = { jobs = 3 }\n") == (0, {"anna": 9}, 20)
+    assert found(pairs, "[quota.users]\nanna = { jobs = 4 }\n") == (0, {"anna": 0}, 11)
+    assert found("0,100,1,anna,a,50\n0,60,1,anna,a,100\n", "")[2] == 60
+    assert found("0,300,1,anna,a,\n0,40,1,anna,a,50\n", "")[2] == 300
+
+
 def test_shares_of_gpus(say, tmp_path):
     """Three of 30G: two have one GPU of 80G together, and use three quarters of it. Alone on it each has all."""
     trace, settings = tmp_path / "shares.csv", tmp_path / "a.toml"
@@ -401,3 +421,8 @@ def test_shares_of_gpus(say, tmp_path):
     trace.write_text("submitted,run,gpus,user,class,together\n" + 3 * "0,100,1,anna,memory=20G,a\n" + "0,100,1,ben,memory=20G,\n")
     _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
     assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 0.625)  # three on one GPU, which is theirs
+    trace.write_text("submitted,run,gpus,user,class\n" + 2 * "0,100,1,anna,memory=40G\n")
+    for mps, waits in (("no", 0), ("yes", 100)):  # NVIDIA's service keeps some for itself
+        settings.write_text(f'[gpus]\nshare = "user"\nmps = "{mps}"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100:80G=1", "--json", "--config", str(settings))
+        assert longest_waits(out)[1] == {"anna": waits}
