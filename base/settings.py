@@ -42,7 +42,7 @@ _KINDS = {
     "volume": "a whole path, in which $USER and $GROUP stand for names",
     "reservation": 'a table like { gpus = 4, groups = ["ml101"], start = "Mon,Wed 10:00", duration = "2h" }',
     "start": 'a time, like "2026-11-24T10:00" or "Mon,Wed 10:00"',
-    "classes": 'a table like { "1g.10gb" = 2, H100 = 4 }',
+    "classes": 'a table like { "1g.10gb" = 2, H100 = { guarantee = 2, limit = 4 } }',
 }  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
@@ -87,6 +87,13 @@ QUOTA = (
     ),
 )
 """What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
+
+CLASS_QUOTA = (
+    Setting("guarantee", "count", None, "GPUs of the class that others may borrow and have to give back; left out: none"),
+    Setting("limit", "count", None, "GPUs of the class at once; left out: no limit"),
+    Setting("weight", "count", None, "the part where queue.order is fair, for jobs of the class; left out: that of the quota", 1),
+)
+"""The same of a class in such a table."""
 
 RESERVATION = (
     Setting("gpus", "count", None, "so many whole GPUs are kept", 1),
@@ -455,11 +462,13 @@ class _Reader:
             raise self.wrong((*here, "duration"), f"is more than {format_duration(every)}, after which it begins again", RESERVATION[-1])
         return found
 
-    def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int:
-        """How many GPUs of the class that is the last word of ``here``."""
+    def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int | dict[str, Any]:
+        """The limit, or the table, of the class that is the last word of ``here``."""
         if not re.fullmatch(GPU_CLASS, here[-1]):
             raise self.wrong(here, "is no class of GPUs", setting)
-        return int(self.value(here, Setting(_dotted(here), "count", None, setting.about), value))
+        if isinstance(value, dict):
+            return self.record(here, value, CLASS_QUOTA)
+        return int(self.value(here, Setting(_dotted(here), "quota", None, setting.about), value))
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
         """The host's path; the last word of ``here`` is where a job has it."""
@@ -488,6 +497,9 @@ class _Reader:
         limit = found.get("limit")
         if limit is not None and found.get("guarantee", 0) > limit:
             raise self.wrong((*here, "guarantee"), f"is more than the limit, {limit}", known["guarantee"])
+        for name, of in found.get("classes", {}).items():
+            if limit is not None and isinstance(of, dict) and of.get("guarantee", 0) > limit:
+                raise self.wrong((*here, "classes", name, "guarantee"), f"is more than the limit, {limit}", CLASS_QUOTA[0])
         return found
 
     def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:

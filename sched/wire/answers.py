@@ -320,9 +320,9 @@ class Answers:
         for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
             if kind == "user" or name in quotas.groups:
                 quota, used = quotas.of(kind, name), held[kind, name]
-                classes = tuple(ClassInfo(of, len(used.intersection(of_classes[of])), most) for of, most in quota.classes.items())
-                said: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
-                found.append(QuotaInfo(kind, name, **said))
+                classes = tuple(ClassInfo(of, len(used.intersection(of_classes[of])), **plain(said)) for of, said in quota.classes.items())
+                values: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
+                found.append(QuotaInfo(kind, name, **values))
         return found
 
 

@@ -165,18 +165,20 @@ class HostInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class ClassInfo(Record):
-    """What a user or a group has of the GPUs of a class, and may have."""
+    """What a user or a group has of the GPUs of a class, and may have: as in the settings, None where they say nothing."""
 
     name: str
     gpus: int
-    limit: int
+    limit: int | None = None
+    guarantee: int | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo(Record):
     """What a user or a group has of the host, and may have. ``kind``: ``user`` or ``group``; ``gpus``: in use; ``running``,
-    ``running_without_gpus``, ``waiting``: jobs. ``classes``: those of which the settings say a limit. The rest is as in the settings, None
-    where they say nothing."""
+    ``running_without_gpus``, ``waiting``: jobs. ``classes``: those of which the settings say something. The rest is as in the settings,
+    None where they say nothing."""
 
     kind: str
     name: str
