@@ -69,7 +69,7 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     if not roles:
         roles = (_role(top, "main", None, keywords),)
     top.done(known)
-    return JobFile("dockless", name, roles, queue, secrets, tuple(source.notes))
+    return JobFile("dockless", name, roles, queue, secrets, tuple(source.notes), source)
 
 
 def _queue(top: Table) -> dict[str, Any]:
@@ -155,6 +155,7 @@ def _command(table: Table) -> tuple[str, ...]:
         return ("sh", "-c", table.text("script"))
     if isinstance(table.value("command"), str):
         table.wrong("command", "is one text, not a list", 'give a list, ["python", "train.py"], or a line for a shell as script')
+        return ()
     return tuple(table.texts("command"))
 
 

@@ -553,7 +553,7 @@ def test_how_an_image_is_pulled_can_be_said_in_a_job_file(daemon, say, tmp_path,
     path.write_text('image = "img"\ncommand = ["true"]\n[roles.a]\npull = "always"\n[roles.b]\n')
     assert say("submit", path)[2][0] == f"dockless: {path}: the image img is to be pulled in two ways"
     path.write_text('pull = "sometimes"\ncommand = ["true"]\n')
-    assert say("submit", path)[2][0].startswith(f"dockless: {path}: pull ")
+    assert say("submit", path)[2][0].startswith(f"dockless: {path}:1: pull ")
     path.write_text('{"image": "img", "pull": "always"}\n')
     code, _, err = say("submit", "--from", path)
     assert code == 125 and any("pull stands in a list of jobs" in line for line in err)

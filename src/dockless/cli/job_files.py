@@ -50,7 +50,7 @@ def submit_file(options: Namespace, path: str) -> int:
 
     _refuse_beside(options, (), "it")
     file = _read(path, options)
-    gang = start_together(file)
+    gang = start_together(file, array=bool(options.array))
     if gang and options.array:
         raise BadInput("--array beside several roles or instances", subject="--array", hint="give one of them")
     make = make_gang_of if gang else lambda *args, **queue: [make_job_of(*args, **queue)]

@@ -304,7 +304,7 @@ def _detail(job: Job, simulated: bool) -> None:
         ("job", job.id),
         ("state", f"{job.state}{', ' + job.reason if job.reason else ''}"),
         ("name", job.name),
-        ("role", f"{job.options.role} {job.options.role_index}, starts together with job {job.gang}" if job.gang else ""),
+        ("role", _role(job).removesuffix(": ") + (f", starts together with job {job.gang}" if job.options.members > 1 else "")),
         ("user", f"{job.user} ({job.uid}){', group ' + job.group if job.group else ''}"),
         ("image", job.image),
         ("command", job.command),
