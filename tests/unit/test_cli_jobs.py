@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from dockless import _pulling as pulling
+from dockless import _submitting as submitting
 from dockless import sched
 from dockless.base.records import differences
 from dockless.cli import jobs as cli_jobs
@@ -85,7 +86,7 @@ def test_the_image_is_there_before_the_job_is(daemon, say, monkeypatch, words, p
         return contextlib.nullcontext()
 
     monkeypatch.setattr(pulling, "present_for", present_for)
-    monkeypatch.setattr(pulling, "told_whose_store", told_whose_store)
+    monkeypatch.setattr(submitting, "told_whose_store", told_whose_store)
     assert say("submit", "-q", *words, "wanted:1", "--", "true")[:2] == (0, ["1"])
     assert asked == [("1.2", "wanted:1", policy), ("1.2", "there:2")]
     assert stored(1).image == "there:2"

@@ -6,7 +6,7 @@ import os
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.job_names import job_number
-from dockless.cli.jobs import queue_group, submit_jobs
+from dockless.cli.jobs import queue_group, submit_order
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import keywords, sandbox_options
@@ -30,7 +30,7 @@ def clone_options(parser: Parser) -> None:
 
 def clone(options: Namespace) -> int:
     from dockless._cloning import file_of, with_options
-    from dockless._jobfiles import array_of, make_job_of
+    from dockless._jobfiles import order_of
     from dockless.base.dataclass import replace
     from dockless.sched import connect
     from dockless.sched.formats.own import document, toml
@@ -57,7 +57,7 @@ def clone(options: Namespace) -> int:
         return 0
     if options.edit:
         return _edited(file, number, options)
-    return submit_jobs([make_job_of(file, what)], options, array=array_of(file, what))
+    return submit_order(order_of(file, what), options)
 
 
 def _said(options: Namespace) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
     import subprocess
     import tempfile
 
-    from dockless._jobfiles import array_of, make_job_of, read_job_file
+    from dockless._jobfiles import order_of, read_job_file
     from dockless.sched.formats.own import document, toml
 
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
@@ -95,9 +95,9 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         raise BadInput(f"{editor[0]} ended with exit code {code}, so nothing was submitted", subject="--edit", hint="try again")
     try:
         file = read_job_file(path)
-        job, array = make_job_of(file, path), array_of(file, path)
+        order = order_of(file, path)
     except BadInput as error:
         error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: dockless submit {path}")))
         raise
     os.unlink(path)
-    return submit_jobs([job], options, array=array)
+    return submit_order(order, options)
