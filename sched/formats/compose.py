@@ -85,7 +85,7 @@ def parse(values: Any, source: Source, directory: str, environment: Mapping[str,
     if not roles:
         top.wrong("services", "has none that is to run", "give one service at least")
     top.done_but("x-")
-    return JobFile("compose", name, roles, queue, {}, tuple(source.notes), source)
+    return JobFile("compose", name, roles, queue, {}, tuple(source.notes), True, source)
 
 
 def _files(top: Table, kind: str, directory: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def parse(text: str, source: Source) -> JobFile:
     top.unused(_OF_A_CLUSTER)
     name = top.text("name")
     top.done([f"{role}_{key}" for role in _ROLES for key in ("count", "cpu", "gpu", "memory", "shared_memory", "image")])
-    return JobFile("dlc", name, roles, queue, {}, tuple(source.notes), source)
+    return JobFile("dlc", name, roles, queue, {}, tuple(source.notes), True, source)
 
 
 def _number(top: Table, key: str) -> int:

@@ -39,7 +39,7 @@ class Secret:
 class JobFile:
     """``queue``: the keywords of ``dockless.submit`` that are not of ``dockless.run``, and ``array``. ``secrets``: by the names with which
     commands and variables refer to them, ``<% $secrets.NAME %>``. ``notes``: what of the file has no effect, each with its place.
-    ``source``: where its keys are."""
+    ``together``: each instance is told of all of them, also where there is one. ``source``: where its keys are."""
 
     format: str
     name: str
@@ -47,6 +47,7 @@ class JobFile:
     queue: Mapping[str, Any] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    together: bool = False
     source: Source | None = field(default=None, repr=False, compare=False)
 
 

@@ -79,7 +79,7 @@ def parse_1(values: Any, source: Source) -> JobFile:
         top.wrong("taskRoles", "is empty", "give one role at least")
     _refuse_twins(roles, top)
     top.done()
-    job = JobFile("openpai", name, roles, {"retries": retries} if retries else {}, {}, tuple(source.notes), source)
+    job = JobFile("openpai", name, roles, {"retries": retries} if retries else {}, {}, tuple(source.notes), True, source)
     return _with_variables(job)
 
 
@@ -181,6 +181,7 @@ def parse_2(values: Any, source: Source) -> JobFile:
         {"retries": retries} if retries else {},
         {key: secret for key, secret in secrets.items() if key in used},
         tuple(source.notes),
+        True,
         source,
     )
     return _with_variables(job)

@@ -173,7 +173,7 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
         command = (*interpreter, "-c", *_in_parts(text, source.what), *arguments)
     else:
         command = (*interpreter, "-c", text, *([source.what, *arguments] if arguments else []))
-    return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes), source)
+    return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes), source=source)
 
 
 def _in_parts(text: str, name: str) -> list[str]:

@@ -32,7 +32,6 @@ _NOT_IN_FILES = ("gpus", "labels", "limits")
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
 _FIRST = ("master", "chief")
-_TOLD_OF_RANKS = ("compose", "dlc", "openpai", "openpai-2")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
 _MOST_ERRORS = 20
@@ -76,7 +75,7 @@ def submit_file(
 
 def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **queue: Any) -> Order:
     """What is queued of a file. ``array`` and ``queue``: instead of what it says, where not None. ``BadInput``"""
-    if together := start_together(file, array=array is not None):
+    if together := start_together(file, array=array is not None or "array" in file.queue):
         if array is not None:
             raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
         jobs = make_gang_of(file, what, **queue)
@@ -183,7 +182,7 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
         hint = "submit it as a file: dockless submit FILE"
         raise BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint)
     job = _make_job(file, file.roles[0], what, queue)
-    return _told(job, file.roles[0]) if file.format in _TOLD_OF_RANKS else job
+    return _told(job, file.roles[0]) if file.together else job
 
 
 def _is_several(file: JobFile) -> bool:
@@ -191,9 +190,9 @@ def _is_several(file: JobFile) -> bool:
 
 
 def start_together(file: JobFile, *, array: bool = False) -> bool:
-    """Whether it becomes several jobs, or one that is told of its rank and its ports, as programs of other systems expect it of any job.
-    ``array``: of many of it, which start one after the other."""
-    return _is_several(file) or bool(file.roles[0].ports) or (file.format in _TOLD_OF_RANKS and not array)
+    """Whether it becomes several jobs, or one that is told of its rank and its ports. ``array``: of many of it, which start one after the
+    other."""
+    return _is_several(file) or bool(file.roles[0].ports) or (file.together and not array)
 
 
 def _told(job: JobSpec, role: Role) -> JobSpec:

@@ -164,6 +164,34 @@ def test_they_start_together_or_not_at_all(daemon, tmp_path, capfd):
         assert [job.state for job in queue.wait_many(two)] == ["COMPLETED"] * 2
 
 
+def test_they_are_cloned_and_cancelled_as_one(daemon, tmp_path, capfd):
+    submitted(tmp_path, '[roles.chief]\nscript = "sleep 300"\n[roles.ps]\ncount = 2\nscript = "sleep 300"\n')
+    first = numbers(capfd)
+    assert main(["clone", "--json", str(first[0]), "--role", "ps", "--", "sh", "-c", "echo of $WORLD_SIZE; sleep 300"]) == 0
+    second = numbers(capfd)
+    assert len(second) == 3
+    with connect() as queue:
+        jobs = [queue.job(number) for number in second]
+        assert [(job.options.role, job.command) for job in jobs] == [
+            ("chief", "sh -c 'sleep 300'"), *[("ps", "sh -c 'echo of $WORLD_SIZE; sleep 300'")] * 2,
+        ]  # fmt: skip
+        until(lambda: all(queue.job(number).state == "RUNNING" for number in (*first, *second)), "they run")
+    until(lambda: logs(capfd, second[1]) == "of 3\n", "it is told of the others")
+    for name in (str(first[1]), f"{first[0]}_1"):
+        assert main(["clone", name]) == 125
+        assert f"dockless clone {first[0]} submits all of them again" in capfd.readouterr().err
+    assert main(["clone", "--print", str(first[0]), "-e", "A=1"]) == 0
+    assert capfd.readouterr().out.count('A = "1"') == 2
+    assert main(["queue", str(first[0])]) == 0
+    assert capfd.readouterr().out.count("starts together with job") == 3
+    assert main(["cancel", "--grace", "0", "--mine"]) == 0
+    assert capfd.readouterr().out == "".join(
+        f"job {one[0]} ({one[0]} to {one[2]}, which start together): ending\n" for one in (first, second)
+    )
+    with connect() as queue:
+        assert {job.state for job in queue.wait_many([*first, second[0]], timeout=60)} == {"CANCELLED"}
+
+
 def test_what_is_too_wide_is_refused(daemon, tmp_path, capfd):
     path = tmp_path / "job.toml"
     path.write_text('[roles.a]\ncount = 5\ngpus = 1\nscript = "true"\n')

@@ -498,7 +498,7 @@ def test_arguments_go_to_a_batch_script_alone(tmp_path):
 def test_convert(capfd):
     assert main(["convert", str(FILES / "dlc-cluster.params")]) == 0
     out, err = capfd.readouterr()
-    assert tomllib.loads(out)["image"] == "registry.example:5000/eflops/pytorch:v1" and "workspace_id" in err
+    assert tomllib.loads(out)["roles"]["worker"]["image"] == "registry.example:5000/eflops/pytorch:v1" and "workspace_id" in err
     assert main(["convert", "-q", "--json", str(FILES / "dlc-cluster.params")]) == 0
     again, err = capfd.readouterr()
     assert json.loads(again) == tomllib.loads(out) and err == ""

@@ -436,7 +436,8 @@ def cancel(options: Namespace) -> int:
     numbers = job_numbers(options.ids)
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
-        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0)]
+        # of those that start together the first stands for all
+        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0) if job.gang in (0, job.id)]
         jobs = queue.cancel_many(ids, grace=grace)
     if options.json:
         print_json([job.as_dict() for job in jobs])
