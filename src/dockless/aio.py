@@ -22,7 +22,7 @@ import builtins
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from typing import ParamSpec, overload
+from typing import ParamSpec
 
 from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _finding, _jobfiles, _submitting
@@ -35,7 +35,7 @@ from dockless._async_submitting import Submitted
 from dockless._call import box_for, result_from
 from dockless._loop import in_thread, unless_cancelled
 from dockless._opening import Opening
-from dockless.base.typing import TYPE_CHECKING, Any, TypeVar
+from dockless.base.typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from typing import Unpack
