@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dockless.base.later import re
 
 Path = tuple[str | int, ...]
+DEEPEST = 32
+"""What is nested deeper is found by what it is in: so the places of a document do not take a thousand times its room."""
 _PIECE = r'"(?:[^"\\\n]|\\.)*"|[\[\]{}:,\n]|[^\s"\[\]{}:,]+'
 
 
@@ -33,23 +35,25 @@ def _places(text: str) -> Iterator[tuple[Path, int, bool]]:
     """Each value's path and line, and whether a key is what is told."""
     import json
 
-    path: list[str | int] = []  # the last of it: the key or the place of what comes next
+    path: list[str | int] = []  # the last of it: the key or the place of what comes next; "" in an object before its next key
     line, name = 1, ""
     for match in re.finditer(_PIECE, text):
         piece = match[0]
         if piece == "\n":
             line += 1
         elif piece in ("{", "["):
-            yield tuple(path), line, False
+            if len(path) <= DEEPEST:
+                yield tuple(path), line, False
             path.append("" if piece == "{" else 0)
         elif piece in ("}", "]"):
             path.pop()
         elif piece == ":":
             path[-1] = json.loads(name)
-            yield tuple(path), line, True
+            if len(path) <= DEEPEST:
+                yield tuple(path), line, True
         elif piece == ",":
             path[-1] = path[-1] + 1 if isinstance(path[-1], int) else ""
         else:
             name = piece
-            if path and isinstance(path[-1], int):
+            if path and isinstance(path[-1], int) and len(path) <= DEEPEST:
                 yield tuple(path), line, False

@@ -184,7 +184,8 @@ def _json(text: str, source: Source) -> Any:
     except json.JSONDecodeError as error:
         raise BadInput(f"{what}:{error.lineno} is not JSON: {error.msg}", subject=what, hint="correct that line") from None
     except BadInput as error:
-        raise BadInput(f"{what}:{json_lines.twice(plain)}: {error}", subject=what, hint=error.hint) from None
+        line = f":{at}" if (at := json_lines.twice(plain)) else ""
+        raise BadInput(f"{what}{line}: {error}", subject=what, hint=error.hint) from None
     except (ValueError, RecursionError):
         raise BadInput(f"{what} is not JSON: too deeply nested, or a number too long", subject=what, hint="correct it") from None
 

@@ -105,7 +105,7 @@ OF_ONE = {
 def test_a_job_of_one_instance_is_told_what_many_are(daemon, tmp_path, capfd, name):
     """No more than its lines is in its log, and it is shown as the one job that it is."""
     role = "worker" if name == "one.params" else "main"
-    for more in ["", ", network_mode: host"] if name == "one.yaml" else [""]:
+    for more in ["", ", network_mode: host", ", pid: host"] if name == "one.yaml" else [""]:
         submitted(tmp_path, OF_ONE[name].replace("%s", more), "--best-effort", name=name)
         (first,) = numbers(capfd)
         with connect() as queue:

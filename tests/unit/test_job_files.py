@@ -260,6 +260,36 @@ def test_gpus_of_compose_and_swarm(said, gpus):
     assert read_text(f"services:\n  a:\n    image: x\n    {said}\n", "a.yml").roles[0].gpus == gpus
 
 
+def test_what_compose_has_in_common_with_the_host():
+    text = """services:
+  a:
+    image: x
+    network_mode: host
+    ipc: host
+    pid: private
+    extra_hosts: {host.docker.internal: host-gateway, b: 10.0.0.1}
+    volumes: [v:/v, /own]
+    configs: [{source: c, target: etc/c}]
+    environment: {A: , B: 1}
+volumes: {v: {external: {name: shared}}}
+configs: {c: {file: ./c.txt}, unused: {external: true}}
+"""
+    file = read_text(text, "a.yaml")
+    assert file.roles[0].options == {
+        "network": "host", "namespaces": {"ipc": "host"}, "add_hosts": ["host.docker.internal:127.0.0.1", "b:10.0.0.1"],
+        "mounts": ["shared:/v", "/here/c.txt:/etc/c:ro"], "env": {"B": "1"},
+    }  # fmt: skip
+    assert file.notes == (
+        "a.yaml:10: services.a.environment: A has no value, and the caller's is not taken",
+        "a.yaml:8: services.a.volumes[1]: it has no name: what is written there is the job's own, and goes with it",
+    )
+    for wrong, said in (("pid: 'service:b'", "pid is 'service:b'"), ("configs: [unused]", "'unused' is no file"), ("ipc: a", "ipc is 'a'")):
+        kept = text.replace("    configs: [{source: c, target: etc/c}]\n", "") if wrong.startswith("configs") else text
+        kept = kept.replace("    ipc: host\n", "") if wrong.startswith("ipc") else kept
+        with pytest.raises(BadInput, match=said):
+            read_text(kept.replace("pid: private", wrong), "a.yaml")
+
+
 @pytest.mark.parametrize(
     ("said", "size"), [("4", "4G"), ("256Gi", "256G"), ("10G", "10G"), ("512Mi", "512M"), ("1.5", "1.5G"), ("64 GB", "")]
 )
@@ -529,6 +559,10 @@ BOMBS = [
     "#!/bin/sh\n#SBATCH " + "-c1 " * 100_000,
     "#!/bin/sh\n#SBATCH --dependency=" + "afterok:1," * 60_000,
     "worker_count=" + "9" * 500_000,
+    '{"x": ' + "[" * 900 + "0," * 500_000 + "0" + "]" * 900 + "}",
+    '{"x": ' + '{"": ' * 900 + '{"a": 1, "a": 2}' + "}" * 900 + "}",
+    "x = [" + "1,\n" * 300_000 + "]",
+    "".join(f"[[x.y]]\na{n}.b = 1\n" for n in range(40_000)),
     f"{V2}parameters: {{a: {'x' * 100_000}}}\ntaskRoles: {{w: {{{ROLE_2}, commands: ['{'<% $parameters.a %>' * 10_000}']}}}}",
 ]  # fmt: skip
 
