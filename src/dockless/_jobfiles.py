@@ -247,7 +247,7 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) ->
             check(role)
     with wrong.noted(), _placed(file, role, what):
         role = _with_secrets(role, _secrets(file), what)
-    found = _made(file, role, what, said, wrong)
+    found = _made(file, replace(role, gpus="") if wrong.errors else role, what, said, wrong)
     if role.image == "host" and not role.command and not role.options.get("entrypoint"):
         wrong.add(BadInput(f"{what} has neither an image nor a command", subject=what, hint="docs/queue.md shows what a job file says"))
     wrong.refuse()

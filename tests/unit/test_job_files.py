@@ -159,7 +159,7 @@ def test_all_keywords_that_are_wrong_are_told_at_once(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(
         "name = 'a'\nmemory = 'much'\nswap = '1G'\ntime_limit = 'soon'\n[roles.a]\nimage = 'No/Such:::'\n"
-        "gpus = 'lots'\nshm_size = 'x'\n[roles.b]\nscript = 'true'\nulimits = { nofile = 'x' }\n"
+        "gpus = '2,capabilities=x,nothing=1'\nshm_size = 'x'\n[roles.b]\nscript = 'true'\nulimits = { nofile = 'x' }\n"
     )
     file = read_job_file(str(path))
     with pytest.raises(BadInput) as caught:
