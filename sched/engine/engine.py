@@ -271,7 +271,10 @@ class Engine:
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
                 try:
-                    job = self.admission.admit(caller, read(JobSpec, plain, "job"), array is not None or place[0] > 0)
+                    asked = read(JobSpec, plain, "job")
+                    if gang and len(specs) > 1:
+                        gang_admission.check_network(asked.spec)
+                    job = self.admission.admit(caller, asked, array is not None or place[0] > 0)
                     new.append(replace(job, place=place) if place[0] else job)
                 except DocklessError as error:
                     if len(specs) > 1:

@@ -16,10 +16,18 @@ from dockless.sched.policy.supplies import CORES, MEMORY
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
+    from dockless.sandbox.spec import Spec
     from dockless.sched.engine.engine import Engine
 
 _OF_ALL = ("held", "begin", "after", "singleton", "retries", "retry_on", "notify", "notify_to")
 """What the first of them has for all."""
+
+
+def check_network(spec: Spec) -> None:
+    """``Unsupported`` for one that cannot be where several are. One alone has a network of its own."""
+    from dockless.sandbox.resolve import check_shared_network
+
+    check_shared_network(spec)
 
 
 def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
