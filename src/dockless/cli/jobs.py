@@ -93,6 +93,7 @@ def submit_order(order: Order, options: Namespace) -> int:
     from dockless._pulling import present_for
     from dockless._submitting import queued
     from dockless.base.dataclass import replace
+    from dockless.cli.counted import Counted
     from dockless.sched import connect
 
     def bring(daemon: DaemonInfo, image: str, said: Mapping[str, Any]) -> str:
@@ -103,7 +104,8 @@ def submit_order(order: Order, options: Namespace) -> int:
         jobs = tuple(replace(job, spec=replace(job.spec, best_effort=True)) for job in jobs)
     if orders := _orders(options):
         jobs = tuple(replace(job, **orders) for job in jobs)
-    ids, daemon = queued(replace(order, jobs=jobs), bring, warn)
+    with Counted(options.quiet) as counted:
+        ids, daemon = queued(replace(order, jobs=jobs), bring, warn, partial(counted, "jobs sent"))
     said = ids[:1] if order.together else ids
     if options.json and not options.wait:
         alone = {"id": ids[0]} | ({"ids": ids} if order.together else {})
