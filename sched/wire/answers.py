@@ -31,9 +31,11 @@ from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queries
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
-from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
+MAX_EVENTS = 1000
+"""Of one job, in an answer."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -72,6 +74,11 @@ class Answers:
         assert stored is not None
         entry = self.engine.entries.get(number)
         return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
+
+    def events(self, caller: Caller, number: int) -> list[JobEvent]:
+        """What happened to a job, the newest ``MAX_EVENTS``. Raises UnknownJob, NotPermitted."""
+        self.own(caller, number)
+        return [JobEvent(*one) for one in queries.events(self.engine.reader, number, MAX_EVENTS)]
 
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""

@@ -29,7 +29,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
@@ -199,6 +199,12 @@ class Client:
         ahead = tuple(Ahead(**{k: v for k, v in one.items() if k in Ahead.__slots__}) for one in found.get("ahead", ()))
         lists = {"sooner": tuple(found["sooner"]), "ahead": ahead, "endless": tuple(found.get("endless", ()))}
         return Why(**{k: v for k, v in found.items() if k in Why.__slots__} | lists)
+
+    @checked
+    def events(self, job: int) -> list[JobEvent]:
+        """What happened to a job, the oldest first: submitted, held, started, preempted, ended. At most the newest 1,000. Raises
+        UnknownJob, NotPermitted."""
+        return [read(JobEvent, one, "event", newer=True) for one in self._call("events", job=job)["events"]]
 
     @checked
     def cancel(self, job: int, *, grace: float | None = None) -> Job:

@@ -130,6 +130,17 @@ class Why(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class JobEvent(Record):
+    """Something that happened to a job. ``at``: seconds since 1970; ``event``: a word, see docs/queue.md; ``attempt``: of which it is, 0
+    for the job itself; ``detail``: the GPUs of a start, who held or cancelled it, why it ended."""
+
+    at: float
+    event: str
+    attempt: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReservationInfo(Record):
     """Hours for which GPUs, ``cores`` and ``memory``, bytes, are kept for ``users`` and the members of ``groups``: the next, or those that
     have begun. ``starts``, ``ends``: seconds since 1970; ``text``: the same as people say it."""

@@ -66,6 +66,7 @@ class Verbs:
             "job": self._job,
             "spec": self._spec,
             "why": self._why,
+            "events": self._events,
             "cancel": self._cancel,
             "hold": partial(self._each, partial(holding.hold, self._engine)),
             "release": self._release,
@@ -110,6 +111,9 @@ class Verbs:
     async def _why(self, caller: Caller, request: Request) -> Answer:
         found = await self._answers.why(caller, job_id(request.get("job")), partial(self._pacing.turn, caller.uid))
         return {"why": found.as_dict()}
+
+    async def _events(self, caller: Caller, request: Request) -> Answer:
+        return {"events": plain(self._answers.events(caller, job_id(request.get("job"))))}
 
     async def _cancel(self, caller: Caller, request: Request) -> Answer:
         grace = seconds(request, "grace", 3600.0)

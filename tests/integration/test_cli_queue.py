@@ -332,6 +332,24 @@ def test_a_warning_that_cannot_be_meant(daemon, capfd, said):
     assert "needs one" in capfd.readouterr().err
 
 
+def test_what_happened_to_a_job_is_listed(daemon, capfd):
+    assert main(["submit", "-q", "--hold", "--gpus", "1", "--", "sh", "-c", "exit 3"]) == 0
+    (number,) = job_ids(capfd)
+    assert main(["queue", str(number), "--events"]) == 0
+    head, row = capfd.readouterr().out.splitlines()
+    assert head.split() == ["JOB", "TIME", "EVENT", "ATTEMPT", "DETAIL"] and row.split()[0::2] == [str(number), "submit"]
+    assert main(["release", "-q", str(number)]) == 0 and main(["wait", "-q", str(number)]) == 3
+    assert main(["queue", str(number), "--events", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["event"] for one in found] == ["submit", "release", "start", "running", "ended", "failed"]
+    assert {one["job"] for one in found} == {number} and found[2]["detail"].startswith("GPU-") and found[2]["attempt"] == 1
+    assert main(["queue", str(number), "--events", "--csv"]) == 0
+    assert capfd.readouterr().out.splitlines()[0] == "job,at,event,attempt,detail"
+    for words in (["--events"], [str(number), "--events", "-q"]):
+        assert main(["queue", *words]) == 125
+    assert main(["queue", "99", "--events"]) == 125
+
+
 def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     path = tmp_path / "jobs.jsonl"
     path.write_text("".join(f'{{"name": "j{i}", "command": ["true"]}}\n' for i in range(300)))

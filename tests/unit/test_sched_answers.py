@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from dockless.sched.jobs import Filter
 from dockless.sched.policy.forecast import forecast
 from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queries
-from dockless.sched.wire import client, listed, outlook, protocol, server, verbs
+from dockless.sched.wire import answers, client, listed, outlook, protocol, server, verbs
 from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -761,5 +762,44 @@ def test_what_is_listed_of_a_long_command(tmp_path):
         await desk.submit(ANN, long)
         shown = (await desk(ANN, lambda queue: queue.job(1))).command
         assert shown.startswith("env sh -c 'x y' '\\xff' zzz") and 200 <= len(shown) < 210
+
+    play(tmp_path, story)
+
+
+def test_what_happened_to_a_job(tmp_path, monkeypatch):
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job(gpus="1", hold=True))
+
+        async def told(who=ANN):
+            found = await desk(who, lambda queue: queue.events(number))
+            assert [one.at for one in found] == sorted(one.at for one in found)
+            return [(one.event, one.attempt, one.detail) for one in found]
+
+        assert await told() == [("submit", 0, "held")]
+        await desk(ANN, lambda queue: queue.release(number))
+        await desk.runs(number)
+        (gpu,) = desk.engine.entries[number].job.devices
+        before = [("submit", 0, "held"), ("release", 0, "by ann"), ("start", 1, gpu), ("running", 1, "")]
+        assert await told() == before
+        await desk(ANN, lambda queue: queue.requeue(number))
+        await until(lambda: desk.engine.entries[number].job.attempt == 2)
+        await desk.runs(number)
+        before = await told()
+        assert before[4:] == [("ended", 1, "requeued by ann"), ("requeue", 0, "requeued by ann"), ("start", 2, gpu), ("running", 2, "")]
+        desk.engine.launcher.boxes[desk.engine.name(number, 2)].end(Exit(3, None))
+        await desk(ANN, lambda queue: queue.wait(number, timeout=DEADLINE))
+        whole = await told(0)
+        assert whole == [*before, ("ended", 2, "exit code 3"), ("failed", 0, "exit code 3")]
+        said = await desk.refused(NotPermitted, BEN, lambda queue: queue.events(number))
+        assert "belongs to ann" in said
+        await desk.refused(UnknownJob, 0, lambda queue: queue.events(99))
+        (cancelled,) = await desk.submit(ANN, job(begin=time.time() + 3600))
+        await desk(ANN, lambda queue: queue.hold(cancelled))
+        await desk(ANN, lambda queue: queue.cancel(cancelled))
+        found = await desk(ANN, lambda queue: queue.events(cancelled))
+        assert [(one.event, one.detail) for one in found][:2] == [("submit", ""), ("hold", "by ann")]
+        assert [one.event for one in found][-1] == "cancelled"
+        monkeypatch.setattr(answers, "MAX_EVENTS", 3)
+        assert await told() == whole[-3:]
 
     play(tmp_path, story)

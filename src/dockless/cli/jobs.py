@@ -157,6 +157,7 @@ def queue_options(parser: Parser) -> None:
     parser.add_argument("--since", metavar="TIME", help="those that had not ended before, with -a: 7d for seven days ago, 2026-01-31")
     parser.add_argument("--until", metavar="TIME", help="those that were submitted until then")
     parser.add_argument("--limit", type=whole(1), default=0, metavar="N", help="at most so many of each kind")
+    parser.add_argument("--events", action="store_true", help="what happened to these jobs, and when")
     parser.add_argument("--csv", action="store_true", help="comma-separated values")
     parser.quiet("ids alone")
     parser.json()
@@ -168,6 +169,10 @@ def queue(options: Namespace) -> int:
     numbers = job_numbers(options.ids)
     if options.csv and (options.json or options.quiet):
         raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
+    if options.events:
+        from dockless.cli.job_events import show_events
+
+        return show_events(numbers, options)
     with connect() as client:
         if numbers:
             named = zip(options.ids, numbers, strict=True)
