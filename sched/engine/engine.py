@@ -97,6 +97,7 @@ class Engine:
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
         self.serving = ThreadPoolExecutor(32, "dockless-mps")
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
+        self.slicing = ThreadPoolExecutor(1, "dockless-mig")
         # Anybody may ask for reports, which read years: nobody's job waits for that to end.
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -474,7 +475,8 @@ class Engine:
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)
-        for pool in (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling, self._reporting):
+        pools = (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling)
+        for pool in (*pools, self.slicing, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 ROOT_SOCKET = paths.SOCKET_OF_ROOT
 _AT_ONCE = 1000
 """Jobs of one request: so many are ended, held or released well within the time that a client waits for an answer."""
+_SLICING = 60.0
+"""Seconds more for an answer that a GPU's driver has to give."""
 _A_MOMENT = Pause(-1, 0.1)
 
 
@@ -408,6 +410,22 @@ class Client:
     def undrain(self, gpus: Sequence[str] = (), *, everything: bool = False) -> None:
         """Start jobs there again. Raises NotPermitted, UnknownGpu, BadInput."""
         self._call("undrain", gpus=list(gpus), all=everything)
+
+    @checked
+    def create_slices(self, gpu: int, profiles: Sequence[str]) -> list[str]:
+        """The UUIDs of new MIG slices of a GPU, all of them or none, made by root's daemon for an administrator. Raises NotPermitted,
+        UnknownGpu, BadInput for a profile that it does not have, NotEnoughGpus where there is no room, GpuError."""
+        self._anew()
+        self._send("mig_create", {"gpu": gpu, "profiles": list(profiles)})
+        return [str(uuid) for uuid in self._receive(self.timeout + _SLICING)["created"]]
+
+    @checked
+    def remove_slices(self, slices: Sequence[str]) -> None:
+        """Remove MIG slices, by UUID. Raises NotPermitted, UnknownGpu, NotEnoughGpus for one that is leased, GpuError for one on which
+        something computes."""
+        self._anew()
+        self._send("mig_remove", {"slices": list(slices)})
+        self._receive(self.timeout + _SLICING)
 
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]

@@ -18,7 +18,7 @@ from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller
 from dockless.sched.engine import reading
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.gpus import draining, slicing
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import Job
@@ -26,7 +26,7 @@ from dockless.sched.parsing import MAX_ARRAY
 from dockless.sched.store import queries
 from dockless.sched.used import BY
 from dockless.sched.wire.answers import Answers
-from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds
+from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds, words
 from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.pacing import Pacing
 from dockless.sched.wire.picture import Picture
@@ -41,6 +41,8 @@ AT_ONCE = 100
 MAX_LISTED = 100_000
 MAX_GPUS = 1000
 """GPUs that one request may name."""
+MAX_SLICES = 256
+"""Slices of GPUs that one request may make or remove."""
 
 
 class Verbs:
@@ -73,6 +75,8 @@ class Verbs:
             "requeue": self._requeue,
             "drain": self._drain,
             "undrain": self._drain,
+            "mig_create": self._create_slices,
+            "mig_remove": self._remove_slices,
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
@@ -135,6 +139,17 @@ class Verbs:
             await draining.drain(self._engine, caller, gpus, everything, reason)
         else:
             await draining.undrain(self._engine, caller, gpus, everything)
+        return {}
+
+    async def _create_slices(self, caller: Caller, request: Request) -> Answer:
+        index = integer(request, "gpu", 0, MAX_GPUS)
+        profiles = words(request, "profiles", MAX_SLICES)
+        if index is None:
+            raise BadInput("'gpu' is not said", subject="gpu", hint="`dockless gpu list` has the indices first")
+        return {"created": await slicing.create(self._engine, caller, index, profiles)}
+
+    async def _remove_slices(self, caller: Caller, request: Request) -> Answer:
+        await slicing.remove(self._engine, caller, words(request, "slices", MAX_SLICES))
         return {}
 
     async def _release(self, caller: Caller, request: Request) -> Answer:

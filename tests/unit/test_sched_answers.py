@@ -803,3 +803,29 @@ def test_what_happened_to_a_job(tmp_path, monkeypatch):
         assert await told() == whole[-3:]
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("mig_create", {}), ("mig_create", {"gpu": 1}), ("mig_create", {"profiles": ["1g.10gb"]}),
+        ("mig_create", {"gpu": -1, "profiles": ["1g"]}), ("mig_create", {"gpu": True, "profiles": ["1g"]}),
+        ("mig_create", {"gpu": 1, "profiles": []}),
+        ("mig_create", {"gpu": 1, "profiles": "1g"}), ("mig_create", {"gpu": 1, "profiles": ["1g"] * 257}),
+        ("mig_remove", {}), ("mig_remove", {"slices": [1]}), ("mig_remove", {"slices": [["MIG-1"]]}),
+    ],
+)  # fmt: skip
+def test_what_slices_are_asked_for_is_checked(tmp_path, op, fields):
+    async def story(desk):
+        await desk.refused(BadInput, 0, lambda queue: queue._call(op, **fields))
+
+    play(tmp_path, story)
+
+
+def test_slices_are_for_administrators(tmp_path):
+    async def story(desk):
+        said = await desk.refused(NotPermitted, ANN, lambda queue: queue.create_slices(1, ["1g.10gb"]))
+        assert said == "making and removing MIG slices is for administrators"
+        assert await desk.refused(NotPermitted, ANN, lambda queue: queue.remove_slices(["MIG-1"])) == said
+
+    play(tmp_path, story)
