@@ -138,6 +138,25 @@ def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
     play(tmp_path, story)
 
 
+def test_all_of_them_are_judged_by_the_same_settings(tmp_path):
+    """Else the first would not count in the quota of a group that the settings have now."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert (await ask(connection, part(2, 4)))["ok"]
+        desk.engine.configure(Config(per_user=10))
+        desk.know_people()
+        assert (await ask(connection, part(2, 4)))["ok"]
+        said = await ask(connection, END)
+        assert said["error"]["code"] == "refused" and "settings were read again" in said["error"]["message"]
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs
+        assert (await ask(connection, part(4, 4)))["ok"] and await ask(connection, END) == {"ok": True, "first": 1}
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_who_hangs_up_before_they_are_on_disk_has_queued_nothing(tmp_path, late):
     async def story(desk):

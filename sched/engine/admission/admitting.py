@@ -76,6 +76,7 @@ class Parts:
         self._counted = ExitStack()
         self._new: list[NewJob] = []
         self._given_up = False
+        self._config = engine.config
 
     def __len__(self) -> int:
         return len(self._new)
@@ -99,6 +100,7 @@ class Parts:
 
     async def _add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
         engine, before = self._engine, len(self)
+        self._config = self._config if before else engine.config
         if before + len(specs) > of:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
@@ -115,6 +117,8 @@ class Parts:
         try:
             if len(new) != of:
                 raise BadInput(f"{len(new)} jobs came of {of}, so none was queued", subject="of", hint="submit them again")
+            if engine.config is not self._config:  # by which the first of them were judged
+                raise Refused("the settings were read again meanwhile, so none was queued", subject="submit", hint="submit them again")
             if engine.closing:
                 raise SchedError("the daemon is ending", hint="try again when it is back")
             now = time.time()
