@@ -112,7 +112,7 @@ def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
         desk.who = ANN
         connection, silent = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
         assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
-        assert await connection[0].read() == b"" and not desk.engine.per_user.jobs
+        assert await asyncio.wait_for(connection[0].read(), 20) == b"" and not desk.engine.per_user.jobs
         assert (await ask(silent, protocol.encode({"v": 1, "op": "ping"})))["ok"]  # who keeps nothing here may be silent
         for one in (connection, silent):
             one[1].close()

@@ -268,6 +268,32 @@ def test_who_says_nothing_may_stay(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_who_has_entered_a_job_may_say_nothing_for_long(tmp_path, monkeypatch):
+    """And is no connection that can be closed for another; half a word of hers is dropped, as anybody's."""
+    monkeypatch.setattr(server, "HALF", 0.05)
+
+    async def story(desk):
+        async def serve(caller, job, request, line, writer):
+            writer.write(await line())
+
+        desk.server.entering.serve = serve
+        (number,) = await desk.submit(ANN, WIDE)
+        await until(lambda: not desk.server._connections)
+        desk.who = ANN
+        whole, half = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        for connection in (whole, half):
+            connection[1].write(server.encode({"v": server.VERSION, "op": "exec", "job": number}))
+        await until(lambda: len(desk.server._handlers) == 2 and not desk.server._silent)
+        await asyncio.sleep(0.2)
+        whole[1].write(b'{"op":"kill"}\n')
+        half[1].write(b'{"op"')
+        assert await _reads(desk, whole) == b'{"op":"kill"}\n' and await _reads(desk, half) == b""
+        for connection in (whole, half):
+            connection[1].close()
+
+    play(tmp_path, story)
+
+
 def desk_client(desk):
     return Client(desk.path, timeout=20)
 
