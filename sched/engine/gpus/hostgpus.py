@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 
 from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.device_names import is_device
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
@@ -344,7 +345,7 @@ class HostGpus:
             self.settle()
         for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
-                name = f"device {new.uuid}" if "=" in new.uuid else f"GPU {new.uuid}"
+                name = f"device {new.uuid}" if is_device(new.uuid) else f"GPU {new.uuid}"
                 say(f"{name} is out of service: {new.trouble}" if new.trouble else f"{name} is in service again")
 
     def _why(self, unit: Gpu) -> str:
