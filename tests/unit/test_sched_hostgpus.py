@@ -108,6 +108,15 @@ def test_which_are_meant(host):
     assert HostGpus().resolve("all") == (2, ())
 
 
+def test_a_share_is_all_of_the_smallest_gpu_at_most(host, monkeypatch):
+    """Of what is left when some is kept back. Who asks for more has a GPU of its own."""
+    monkeypatch.setattr(gpu, "shareable", lambda units: {"GPU-a": 300, "GPU-b": 200, "GPU-c": 100})
+    gpus = HostGpus()
+    gpus.keep_back(50)
+    assert [gpus.share_of(f"memory={size}M") for size in (150, 151)] == [150, 0]
+    assert [gpus.share_of(text) for text in ("count=2,memory=10M", "1", "")] == [0, 0, 0]
+
+
 def test_of_a_class_slices_come_first_and_of_them_the_smallest(host):
     host.there = (A, replace(C, mig=(MigInstance(MIG_1, 1, 0, 40 << 30), MigInstance(MIG_2, 2, 0, 20 << 30))))
     gpus = HostGpus()
@@ -219,9 +228,31 @@ def test_many_shares_of_one_user_count_as_one():
     assert len(found) == hostgpus.MOST_HOLDERS + 1 and found["a", 1000] == 2 and sum(found.values()) == 5001
 
 
+def test_what_is_leased_elsewhere_of_gpus_that_are_shared(monkeypatch):
+    """A share with a number of ours is ours only where our user has it. A GPU of which others have shares is not leased whole besides, but
+    where somebody bound its own name: she has all of its memory."""
+    share = gpu_lease.Share
+    bound = [share("GPU-a", 5, "user", "1", 42), share("GPU-a", 5, "user", "1", 7), share("GPU-b", 6, "all", "2", 8)]
+    monkeypatch.setattr(hostgpus.os, "geteuid", lambda: 42)
+    monkeypatch.setattr(gpu_lease, "shares", lambda uuids: tuple(one for one in bound if one.uuid in uuids))
+    monkeypatch.setattr(gpu_lease, "whole", lambda uuids: {uuid: 9 for uuid in uuids if uuid == "GPU-b"})
+    monkeypatch.setattr(gpu_lease, "standing", lambda uuids: (dict.fromkeys(uuids, 6), {}))
+    free, nodes = {"GPU-a", "GPU-b", "GPU-c", "x/y=0", "x/y=1"}, {"x/y=0": ["node/1"], "x/y=2": ["node/2"]}
+
+    def found(ours):
+        return hostgpus.leased_elsewhere(free, nodes, [*free, "GPU-d"], ours, {"GPU-a": 10, "GPU-b": 20})
+
+    there = found({("GPU-a", 5, "1")})
+    assert {(one.uuid, one.uid, one.memory) for one in there.shares} == {("GPU-a", 7, 5), ("GPU-b", 8, 6), ("GPU-b", 9, 20)}
+    assert there.whole == {"GPU-c": 6, "x/y=0": 6, "x/y=1": 6}
+    assert found(None).shares == [] and found(None).whole.keys() == free
+
+
 def test_leases_that_cannot_be_seen(host):
     """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""
     gpus = HostGpus()
+    host.holders = {"GPU-a": 1000}
+    assert leased(gpus) == {"GPU-a": 1000}
     host.holders = GpuError("cannot see which GPUs are leased: No such file or directory")
     assert leased(gpus) == {} and gpus.error == str(host.holders)
 
