@@ -5,21 +5,21 @@
     description(inventory) ──► {"cdiVersion": …, "kind": "nvidia.com/gpu", "devices": [0, 0:1, GPU-…, MIG-…, all], "containerEdits": …}
 
 Nodes and files are those that dockless itself shows (``nodes``, ``driver_files``), of all capabilities but ``compat32``. Each library is
-mounted by each of its names, so no hook has to make links; where the host has NVIDIA's nvidia-cdi-hook, that is named for the linker's
-cache. Dockless reads no such file for ``nvidia.com/gpu``: it collects anew at each start.
+mounted by each of its names, so no hook has to make links to it; where the host has NVIDIA's nvidia-cdi-hook, that is named for the
+linker's cache and for the links of /dev/dri/by-path. Dockless reads no such file for ``nvidia.com/gpu``: it collects anew at each start.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dockless.base.typing import Any
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import driver_files, injection
 from dockless.sandbox.gpus.driver_files import DriverFile
-from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes
+from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes, links
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.request import units
 
@@ -37,20 +37,25 @@ def description(inventory: Sequence[Gpu]) -> dict[str, Any]:
     if not found:
         divided = " but such that MIG divides and that have no slices" if inventory else ""
         raise GpuError(f"this host has no GPUs{divided}", subject=KIND, hint="`dockless gpu list` shows what there is")
-    nodes = {unit.uuid: device_nodes([unit]) for unit in found}
+    nodes = {unit.uuid: device_nodes([unit], graphics=True) for unit in found}
     common = [node for node in nodes[found[0].uuid] if all(node in others for others in nodes.values()) and _is_shared(node)]
+    root, version = injection.installed(simulated=any(unit.simulated for unit in found))
+    has_hook = bool(version) and os.path.isfile(os.path.join(root, _HOOK))
+
+    def own(units: Sequence[Gpu]) -> dict[str, Any]:
+        edits = _edits(dict.fromkeys(node for unit in units for node in nodes[unit.uuid] if node not in common))
+        made = [link for unit in units for link in links([unit], nodes[unit.uuid])]
+        return edits | ({"hooks": [_links_hook(made)]} if has_hook and made else {})
+
     devices = []
     for unit in found:
-        own = [node for node in nodes[unit.uuid] if node not in common]
-        devices += [{"name": name, "containerEdits": _edits(own)} for name in (_name(unit, inventory), unit.uuid)]
-    every = dict.fromkeys(node for own in nodes.values() for node in own if node not in common)
-    devices.append({"name": "all", "containerEdits": _edits(every)})
+        devices += [{"name": name, "containerEdits": own([unit])} for name in (_name(unit, inventory), unit.uuid)]
+    devices.append({"name": "all", "containerEdits": own(found)})
     edits: dict[str, Any] = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], **_edits(common)}
-    root, version = injection.installed(simulated=any(unit.simulated for unit in found))
     if version:
         mounts = list(_mounts(root, version))
         edits["mounts"] = mounts
-        if os.path.isfile(os.path.join(root, _HOOK)):
+        if has_hook:
             edits["hooks"] = [_cache_hook(mounts)]
     return {"cdiVersion": _VERSION, "kind": KIND, "devices": devices, "containerEdits": edits}
 
@@ -66,7 +71,7 @@ def _name(unit: Gpu, inventory: Sequence[Gpu]) -> str:
 def _is_shared(node: DeviceNode) -> bool:
     """Whether it is no GPU's own: with one GPU all nodes are those of all GPUs."""
     name = node.target.rpartition("/")[2]
-    return not name.removeprefix("nvidia").isdecimal() and "nvidia-cap" not in name
+    return not name.removeprefix("nvidia").isdecimal() and "nvidia-cap" not in name and not node.target.startswith("/dev/dri/")
 
 
 def _edits(nodes: Any) -> dict[str, Any]:
@@ -99,7 +104,15 @@ def _targets(root: str, file: DriverFile) -> Iterator[str]:
 
 def _cache_hook(mounts: list[dict[str, Any]]) -> dict[str, Any]:
     folders = dict.fromkeys(os.path.dirname(mount["containerPath"]) for mount in mounts if ".so" in mount["containerPath"])
-    args = ["nvidia-cdi-hook", "update-ldcache"]
-    for folder in folders:
-        args += ["--folder", folder]
+    return _hook("update-ldcache", "--folder", folders)
+
+
+def _links_hook(made: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return _hook("create-symlinks", "--link", (f"{target}::{path}" for path, target in made))
+
+
+def _hook(what: str, option: str, values: Iterable[str]) -> dict[str, Any]:
+    args = ["nvidia-cdi-hook", what]
+    for value in values:
+        args += [option, value]
     return {"hookName": "createContainer", "path": f"/{_HOOK}", "args": args}

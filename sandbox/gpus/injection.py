@@ -70,7 +70,7 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
     if wanted:
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
     proc, proc_files = _proc(root if simulated else "/", gpus) if version else ((), ())
-    capabilities = driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
+    capabilities = wanted_capabilities(variables)
     if not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
         return Injection(proc=proc, proc_files=proc_files)
     if image.is_host:
@@ -78,6 +78,11 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
         return Injection(files=files, proc=proc, proc_files=proc_files)
     layer, files, warnings = _kept(image, root, version, capabilities, gpus)
     return Injection(layer, files, proc, proc_files, warnings)
+
+
+def wanted_capabilities(variables: Mapping[str, str]) -> frozenset[str]:
+    """What of the driver is asked for. ``GpuError``"""
+    return driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
 
 
 def _beside_the_host(root: str, version: str, capabilities: frozenset[str]) -> tuple[HostFile, ...]:

@@ -81,6 +81,7 @@ class Engine:
         writing = schema.open_queue(database)
         self.queue_id = queries.queue_id(writing)
         gpus.changed = self.kick
+        gpus.ours = partial(queue_state.ours, self)
         gpus.hand_out(config.devices)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
@@ -341,7 +342,7 @@ class Engine:
             self.loop.call_later(self._took, self._pass)
 
     def _pass(self, looked: bool = False) -> None:
-        if not looked and self.waiting.wants_gpus and self.gpus.is_old and not self.closing:
+        if not looked and self.waiting.wants_gpus and (self.gpus.is_old or queue_state.others_may_have_some(self)) and not self.closing:
             self.spawn(self._look_and_pass())
             return
         self._kicked = False

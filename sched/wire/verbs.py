@@ -113,6 +113,7 @@ class Verbs:
         return {"job": self._answers.job(caller, job_id(request.get("job"))).as_dict()}
 
     async def _why(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.decided()
         found = await self._answers.why(caller, job_id(request.get("job")), partial(self._pacing.turn, caller.uid))
         return {"why": found.as_dict()}
 
@@ -205,6 +206,7 @@ class Verbs:
         return {"info": self._answers.info().as_dict()}
 
     async def _quotas(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.gpus.look()
         return {"quotas": plain(self._answers.quotas())}
 
     async def _top(self, caller: Caller, request: Request) -> Answer:

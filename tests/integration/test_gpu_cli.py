@@ -18,9 +18,11 @@ from dockless.sandbox.gpus import cdi, cdi_files, cdi_writing, gpu, lease, nodes
 from dockless.sandbox.gpus.nodes import DeviceNode
 
 
-def as_on_a_real_host(gpus):
+def as_on_a_real_host(gpus, *, graphics):
     """The nodes that these GPUs would have."""
-    return tuple(DeviceNode(f"/dev/{w.name}", f"/dev/{w.name}", w.major, w.minor) for w in nodes._wanted(gpus, 511, 236))
+    assert graphics
+    wanted = (*nodes._wanted(gpus, 511, 236), *nodes._of_graphics(gpus))
+    return tuple(DeviceNode(f"/dev/{w.name}", f"/dev/{w.name}", w.major, w.minor) for w in wanted)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the trees are those of x86-64")
