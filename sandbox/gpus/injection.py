@@ -3,6 +3,7 @@
 ::
 
     image's and caller's variables ─► what kind of access      NVIDIA_DRIVER_CAPABILITIES, _VISIBLE_DEVICES, _REQUIRE_*; never which GPUs
+    NVIDIA_VISIBLE_DEVICES=none    ─► the files, without a GPU
     collected                      ─► files of the host        read-only binds, made by the plan
     the image's layout             ─► one more layer           empty files to mount on, links, /etc/ld.so.cache with our libraries in it
     the image `host`               ─► nothing: the driver is there; or, where it is installed apart, a directory of its own
@@ -27,6 +28,7 @@ from dockless.images.layers.layers import Layer
 from dockless.sandbox.gpus import driver_files, elf, linker_cache, nvml, requirements
 from dockless.sandbox.gpus.collected import collected, fields
 from dockless.sandbox.gpus.driver_files import DriverFile
+from dockless.sandbox.gpus.environment import said_visible
 from dockless.sandbox.gpus.extra_layer import ExtraLayer, kept
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.resolved import HostFile
@@ -59,25 +61,49 @@ class Injection:
     warnings: tuple[str, ...] = ()
 
 
-def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> Injection:
-    """For these leased GPUs. ``variables``: the caller's over the image's. Reads the host; what it makes is kept in the store.
+def inject(image: Image, said: Mapping[str, str], gpus: Sequence[Gpu]) -> Injection:
+    """For these leased GPUs. ``said``: the caller's variables. Reads the host; what it makes is kept in the store.
 
     ``GpuError`` for a requirement of the image that does not hold, and for files that root cannot trust; ``BadInput``.
     """
     simulated = any(gpu.simulated for gpu in gpus)
-    root, version = installed(simulated=simulated)
+    return _given(image, said, gpus, *installed(simulated=simulated), simulated=simulated)
+
+
+def inject_files_alone(image: Image, said: Mapping[str, str]) -> Injection:
+    """For a sandbox without GPUs, to which ``NVIDIA_VISIBLE_DEVICES=none`` gives the driver's files: programs for CUDA are built with
+    them. No node, and no socket of the driver's daemons. Errors: as ``inject``."""
+    if image.is_host:
+        return Injection()
+    simulated = nvml.simulating()
+    root, version = driver_files.configured_root(), ""
+    with contextlib.suppress(GpuError):
+        version = _version(root, simulated)
+    if not version:
+        return Injection(warnings=("NVIDIA_VISIBLE_DEVICES=none asks for the files of an NVIDIA driver, and this host has none",))
+    return _given(image, said, (), root, version, simulated=simulated)
+
+
+def _given(image: Image, said: Mapping[str, str], gpus: Sequence[Gpu], root: str, version: str, *, simulated: bool) -> Injection:
+    variables = {**dict(image.config.env), **said}
     wanted = requirements.requirements(variables)
     if wanted:
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
     proc, proc_files = _proc(root if simulated else "/", gpus) if version else ((), ())
-    capabilities = driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
-    if not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
+    capabilities = _capabilities(variables)
+    if not version or "void" in said_visible(said):  # an image's own is outranked by --gpus
         return Injection(proc=proc, proc_files=proc_files)
     if image.is_host:
         files = _beside_the_host(root, version, capabilities) if root != "/" else ()
         return Injection(files=files, proc=proc, proc_files=proc_files)
     layer, files, warnings = _kept(image, root, version, capabilities, gpus)
     return Injection(layer, files, proc, proc_files, warnings)
+
+
+def _capabilities(variables: Mapping[str, str]) -> frozenset[str]:
+    """A legacy image that does not say gets all that there are. ``GpuError``"""
+    legacy = "all" if requirements.is_legacy(variables) else ""
+    return driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", legacy))
 
 
 def _beside_the_host(root: str, version: str, capabilities: frozenset[str]) -> tuple[HostFile, ...]:
@@ -114,7 +140,7 @@ def _kept(
     image: Image, root: str, version: str, capabilities: frozenset[str], gpus: Sequence[Gpu]
 ) -> tuple[Layer | None, tuple[HostFile, ...], tuple[str, ...]]:
     minors = sorted({gpu.minor for gpu in gpus}) if "graphics" in capabilities else []
-    sockets = driver_files.needed(driver_files.sockets(root), capabilities)
+    sockets = driver_files.needed(driver_files.sockets(root), capabilities) if gpus else ()
     found = driver_files.needed(collected(root, version), capabilities)
     what = ["driver", version, sorted(capabilities), minors, [fields(file) for file in (*found, *sockets)]]
     return kept(image, what, _DriverLayer(found, version, capabilities, minors, sockets))

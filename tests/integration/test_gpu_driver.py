@@ -151,14 +151,74 @@ def test_void_leaves_the_files_out(said, image):
     assert output(image, script, gpus=1, env={"NVIDIA_VISIBLE_DEVICES": said}) == ["nvidiactl"]
 
 
-@pytest.mark.parametrize("said", ["none", "", "all", "0,avoid"])
-def test_nothing_else_does_and_the_lease_says_which_gpus(said, tmp_path, stand_in, driver):
-    """Who asks for no GPU leaves it out."""
+SEEN = "ls /usr/lib/*/libcuda.so.1 2> /dev/null | wc -l; ls /dev | grep '^nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize("said", [None, "", " , ", "all", "1", "0,1", "GPU-51d01a7e-d000-4000-8000-000000000001", "none", "void", "0,void"])
+def test_an_image_says_neither_whether_there_are_gpus_nor_which(said, tmp_path, stand_in, driver):
+    """As with Docker's --gpus, which goes before what the image says."""
     driver(stand_in)
-    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": said})
-    script = "basename /usr/lib/*/libcuda.so.1; ls /dev | grep -c 'nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
-    assert output(image, script, gpus=1) == ["libcuda.so.1", "1", "void"]
-    assert output(image, f"ls /usr/lib/*/libcuda* 2> /dev/null; {script.partition('; ')[2]}")[0] == "0"
+    image = glibc_images.load(tmp_path, "debian", env={} if said is None else {"NVIDIA_VISIBLE_DEVICES": said})
+    assert output(image, SEEN, gpus="device=0") == ["1", "nvidia1", "void"]  # the minor of GPU 0
+    assert output(image, SEEN) == ["1" if said == "none" else "0", "void"]
+
+
+@pytest.mark.parametrize("said", ["", "all", "0", "none"])
+def test_nothing_but_void_of_the_callers_leaves_the_files_out(said, image):
+    assert output(image, SEEN, gpus="device=0", env={"NVIDIA_VISIBLE_DEVICES": said}) == ["1", "nvidia1", "void"]
+
+
+@pytest.mark.parametrize(("of_image", "said", "files"), [("none", "all", "0"), ("all", " none", "1"), ("none", "none,void", "0"), ("void", "none", "1")])
+def test_none_gives_the_files_without_a_gpu(of_image, said, files, tmp_path, stand_in, driver):
+    """The caller's goes before the image's."""
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": of_image, "NVIDIA_DRIVER_CAPABILITIES": "compute,graphics"})
+    assert output(image, "true") == []  # a plan that is kept, and is not this one's
+    assert output(image, SEEN, env={"NVIDIA_VISIBLE_DEVICES": said}) == [files, "void"]
+    if files == "1":
+        look = "ls -A /proc/driver/nvidia /run; cat /etc/nvidia/nvidia-application-profiles-rc.d/*; ls /dev | grep nvidia || true"
+        found = output(image, look, env={"NVIDIA_VISIBLE_DEVICES": said})
+        assert not {"gpus", "nvidia-persistenced"} & set(found)
+        assert json.loads(found[-1])["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 0]
+
+
+def test_none_shows_no_socket_of_the_drivers_daemons(image, stand_in, monkeypatch):
+    (stand_in / "run/nvidia-persistenced").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        with monkeypatch.context() as patch:
+            patch.chdir(stand_in / "run/nvidia-persistenced")
+            listening.bind("socket")
+        try:
+            look = "ls -d /run/nvidia-persistenced 2> /dev/null || echo none"
+            assert output(image, look, env={"NVIDIA_VISIBLE_DEVICES": "none"}) == ["none"]
+            assert output(image, look, gpus=1) == ["/run/nvidia-persistenced"]
+        finally:
+            shutil.rmtree(stand_in / "run")
+
+
+def test_none_on_a_host_without_a_driver_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": "none"})
+    told = dockless.run(image, ["true"], capture_output=True, check=True).warnings
+    assert [line for line in told if "this host has none" in line]
+
+
+@pytest.mark.parametrize(
+    ("variables", "all_of_it"),
+    [
+        ({"CUDA_VERSION": "9.0.176"}, True),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_REQUIRE_CUDA": ""}, True),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_REQUIRE_CUDA": "cuda>=9.0"}, False),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_DRIVER_CAPABILITIES": ""}, False),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_DRIVER_CAPABILITIES": "utility,compute"}, False),
+    ],
+)
+def test_a_legacy_image_gets_the_whole_driver(variables, all_of_it, tmp_path, stand_in, driver):
+    """One from before there were capabilities and requirements."""
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env=variables)
+    found = output(image, "ls /usr/lib/*/", gpus=1)
+    assert (f"libnvidia-encode.so.{VERSION}" in found) is all_of_it and f"libnvidia-ml.so.{VERSION}" in found
 
 
 def test_without_a_gpu_there_is_nothing_of_it(image):
