@@ -91,10 +91,15 @@ def _targets(root: str, file: DriverFile) -> Iterator[str]:
     else:
         multiarch = f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
         lies = os.path.relpath(file.source, os.path.realpath(root))
-        folder = multiarch if lies.startswith(multiarch) else "usr/lib64"
-        folder += "/vdpau" if "/vdpau/" in file.source else ""
-        for name in (file.name, *file.links):
-            yield f"/{folder}/{name}"
+        if file.place == "xorg":
+            folder = "usr/lib64/xorg/modules" if lies.startswith("usr/lib64/") else "usr/lib/xorg/modules"
+        else:
+            folder = multiarch if lies.startswith(multiarch) else "usr/lib64"
+        folder, name = os.path.split(f"/{folder}/{file.name}")
+        for one in (name, *file.links):
+            yield f"{folder}/{one}"
+        if name.startswith("libnvidia-allocator.so."):
+            yield f"{folder}/gbm/nvidia-drm_gbm.so"
 
 
 def _cache_hook(mounts: list[dict[str, Any]]) -> dict[str, Any]:

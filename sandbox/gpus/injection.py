@@ -170,24 +170,33 @@ class _DriverLayer(ExtraLayer):
             self._add_graphics(self._minors)
         self._add_cache(self._found, self._version)
 
-    def _add_files(self, found: Iterable[DriverFile]) -> None:
+    def _add_files(self, found: Sequence[DriverFile]) -> None:
         self.places = {
             "lib": self._library_directory(),
             "lib32": self._library_directory_32(),
             "bin": self.inside("usr/bin", directory=True),
         }
+        if "display" in self._capabilities:
+            self.places["xorg"] = self.inside(f"usr/{'lib' if self._is_debian() else 'lib64'}/xorg/modules", directory=True)
         for file in found:
             if not file.place:
                 self.bind(file.source, self.inside(file.name))
+                self._add_named(file.links, found)
                 continue
-            directory = self.places[file.place]
-            if "/vdpau/" in file.source:
-                directory = os.path.join(directory, "vdpau")
-            self.bind(file.source, os.path.join(directory, file.name))
-            before = file.name
+            folder, before = os.path.split(file.name)
+            directory = os.path.join(self.places[file.place], folder)
+            self.bind(file.source, os.path.join(directory, before))
             for link in file.links:
                 self.links[os.path.join(directory, link)] = before
                 before = link
+
+    def _add_named(self, paths: Iterable[str], found: Sequence[DriverFile]) -> None:
+        """Links at the whole paths of libraries, as the host has them and a file of the driver's names them, where ours lie elsewhere."""
+        names = {name for file in found if file.place == "lib" for name in (file.name, *file.links)}
+        for path in paths:
+            directory, name = os.path.split(self.inside(path))
+            if name in names and directory != self.places["lib"]:
+                self.links[f"{directory}/{name}".lstrip("/")] = f"/{self.places['lib']}/{name}".replace("//", "/")
 
     def _add_graphics(self, minors: list[int]) -> None:
         """Vulkan and EGL count GPUs by what the driver says, and this says which are ours."""
@@ -204,7 +213,7 @@ class _DriverLayer(ExtraLayer):
         wide = linker_cache.LIBC6 | {"x86_64": linker_cache.X86_64, "aarch64": linker_cache.AARCH64}.get(machine, 0)
         ours = {}
         for file in found:
-            if file.soname and "/vdpau/" not in file.source:
+            if file.soname and "/" not in file.name:
                 path = os.path.join("/", self.places[file.place], file.soname)
                 ours[file.place, file.soname] = (path, wide if file.place == "lib" else linker_cache.LIBC6)
         if compatible := self._forward_compatible(version):
@@ -251,14 +260,19 @@ class _DriverLayer(ExtraLayer):
         return self.exists(f"lib/ld-musl-{machine}.so.1") and not self.exists(_LOADERS.get(machine, "lib/ld-linux.so.2"))
 
     def _library_directory(self) -> str:
-        multiarch = f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
-        debian = self.exists("etc/debian_version") or self.exists(multiarch)
-        return self.inside(multiarch if debian else "usr/lib64", directory=True)
+        return self.inside(_multiarch() if self._is_debian() else "usr/lib64", directory=True)
+
+    def _is_debian(self) -> bool:
+        return self.exists("etc/debian_version") or self.exists(_multiarch())
 
     def _library_directory_32(self) -> str:
         multiarch = f"usr/lib/{driver_files.MULTIARCH_32.get(platform.machine(), 'none')}"
         wanted = multiarch if self.exists("etc/debian_version") else "usr/lib32" if self.exists("usr/lib32") else "usr/lib"
         return self.inside(wanted, directory=True)
+
+
+def _multiarch() -> str:
+    return f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
 
 
 # ---- /proc/driver ---------------------------------------------------------------------------------------------------------------------

@@ -27,14 +27,15 @@ def as_on_a_real_host(gpus):
 @pytest.mark.parametrize(
     ("name", "version", "layout", "simulated", "hook"),
     [
-        ("580-rpm", "580.95.05", "rpm", "2x80G", True),
-        ("615-debian", "615.71.09", "debian", "1x80G", False),
-        ("615-mig", "615.71.09", "debian", "2x40G,mig=2", True),
+        ("580-rpm", "580.119.02", "rpm-580", "2x80G", True),
+        ("550-debian", "550.163.01", "debian-550", "1x80G", False),
+        ("615-mig", "615.71.09", "rpm-615", "2x40G,mig=2", True),
     ],
 )
 def test_the_description_of_a_whole_driver(name, version, layout, simulated, hook, tmp_path, monkeypatch, golden):
     root = driver_trees.make(tmp_path / "root", version, layout)
     if hook:
+        (root / "usr/bin").mkdir(exist_ok=True)
         (root / "usr/bin/nvidia-cdi-hook").touch()
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulated)
     monkeypatch.setattr(cdi_writing, "device_nodes", as_on_a_real_host)

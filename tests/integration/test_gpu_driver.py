@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import boxes, driver_roots, glibc_images
+from support import boxes, driver_roots, driver_trees, glibc_images
 from support.elf_files import library
 from support.make_image import directory, file, symlink
 from support.requires import requires
@@ -265,6 +265,29 @@ def test_graphics_counts_the_leased_gpus_alone(image):
     )
     assert json.loads(profile)["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 2]  # its minor is 1
     assert link == "../libnvidia-allocator.so.1"
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+def test_vulkan_finds_a_library_that_its_file_names_by_the_hosts_path(kind, tmp_path, driver):
+    """As the files of Red Hat's packages do, and the image has its libraries in another directory."""
+    root = driver_trees.make(tmp_path / "root", VERSION, "rpm-615")
+    file = root / f"usr/share/vulkan/icd.d/nvidia_icd.{os.uname().machine}.json"
+    file.write_text('{"ICD": {"library_path": "/usr/lib64/libGLX_nvidia.so.0"}}')
+    driver(root)
+    image = glibc_images.load(tmp_path, kind)
+    look = f"cat /{file.relative_to(root)}; echo; readlink -f /usr/lib64/libGLX_nvidia.so.0"
+    found = output(image, look, gpus="capabilities=graphics")
+    assert found == [file.read_text(), f"/{glibc_images.DIRECTORY[kind]}/libGLX_nvidia.so.{VERSION}"]
+
+
+@pytest.mark.parametrize(("kind", "modules"), [("debian", "/usr/lib/xorg/modules"), ("rpm", "/usr/lib64/xorg/modules")])
+def test_the_x_servers_modules_are_where_the_image_has_them(kind, modules, tmp_path, driver):
+    root = driver_trees.make(tmp_path / "root", VERSION, "debian-550")
+    driver(root)
+    image = glibc_images.load(tmp_path, kind)
+    found = output(image, f"cd {modules}; readlink extensions/*.so; ls drivers; ls / | grep -c xorg || true", gpus="capabilities=display")
+    assert found == [f"libglxserver_nvidia.so.{VERSION}", "nvidia_drv.so", "0"]
+    assert output(image, f"ls {modules} 2> /dev/null || echo none", gpus="capabilities=graphics") == ["none"]
 
 
 def test_sockets_of_the_drivers_daemons_are_there(image, stand_in, monkeypatch):
