@@ -357,11 +357,12 @@ def _gpus(
             alone = inject_files_alone(image, dict(spec.env))
         return (), environment((), devices), alone
     from dockless.sandbox import gpu_nodes
-    from dockless.sandbox.gpus import gpu, injection
+    from dockless.sandbox.gpus import beside, gpu, injection
 
     with gpu.session():
         leased = gpu.find(uuids, gpu.inventory(processes=False, links=False, only=uuids))
-        nodes = gpu_nodes.given(gpu.device_nodes(leased), idmap, account, rootful=rootful)
+        variables = dict((*image.config.env, *spec.env))
+        nodes = gpu_nodes.given((*gpu.device_nodes(leased), *beside.device_nodes(variables)), idmap, account, rootful=rootful)
         driver = injection.inject(image, dict(spec.env), leased)
     return nodes, environment(leased, devices), driver
 

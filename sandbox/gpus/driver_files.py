@@ -192,6 +192,16 @@ def sockets(root: str) -> tuple[DriverFile, ...]:
     return tuple(DriverFile(source, "", path, ("utility",)) for source, path in found if source)
 
 
+def of_gds(root: str = "/") -> tuple[DriverFile, ...]:
+    """What the library of GPUDirect Storage reads of the host, as far as it is there: its settings, and which disks there are. ``GpuError``
+    as ``find``."""
+    with _opened(root) as top:
+        found = {"etc/cufile.json": _regular(top, "etc/cufile.json"), "run/udev": _lies(top, "run/udev", stat.S_ISDIR)}
+    for source in filter(None, found.values()):
+        check_owner(source)
+    return tuple(DriverFile(source, "", path, ("gds",)) for path, source in found.items() if source)
+
+
 def needed(files: Iterable[DriverFile], capabilities: frozenset[str]) -> tuple[DriverFile, ...]:
     """Those that one of the capabilities needs; 32-bit libraries only with ``compat32``."""
     wanted = (file for file in files if not capabilities.isdisjoint(file.capabilities))

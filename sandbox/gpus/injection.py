@@ -25,7 +25,7 @@ from dockless.base.path import Path
 from dockless.errors import DocklessError, GpuError
 from dockless.images.catalog.image import Image
 from dockless.images.layers.layers import Layer
-from dockless.sandbox.gpus import driver_files, elf, linker_cache, nvml, requirements
+from dockless.sandbox.gpus import beside, driver_files, elf, linker_cache, nvml, requirements
 from dockless.sandbox.gpus.collected import collected, fields
 from dockless.sandbox.gpus.driver_files import DriverFile
 from dockless.sandbox.gpus.environment import said_visible
@@ -96,7 +96,8 @@ def _given(image: Image, said: Mapping[str, str], gpus: Sequence[Gpu], root: str
     if image.is_host:
         files = _beside_the_host(root, version, capabilities) if root != "/" else ()
         return Injection(files=files, proc=proc, proc_files=proc_files)
-    layer, files, warnings = _kept(image, root, version, capabilities, gpus)
+    asked = beside.asked(variables) if gpus else frozenset()
+    layer, files, warnings = _kept(image, root, version, capabilities | (asked & {"gds"}), gpus)
     return Injection(layer, files, proc, proc_files, warnings)
 
 
@@ -140,7 +141,7 @@ def _kept(
     image: Image, root: str, version: str, capabilities: frozenset[str], gpus: Sequence[Gpu]
 ) -> tuple[Layer | None, tuple[HostFile, ...], tuple[str, ...]]:
     minors = sorted({gpu.minor for gpu in gpus}) if "graphics" in capabilities else []
-    sockets = driver_files.needed(driver_files.sockets(root), capabilities) if gpus else ()
+    sockets = driver_files.needed((*driver_files.sockets(root), *driver_files.of_gds()), capabilities) if gpus else ()
     found = driver_files.needed(collected(root, version), capabilities)
     what = ["driver", version, sorted(capabilities), minors, [fields(file) for file in (*found, *sockets)]]
     return kept(image, what, _DriverLayer(found, version, capabilities, minors, sockets))

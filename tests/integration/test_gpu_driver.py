@@ -168,11 +168,15 @@ def test_nothing_but_void_of_the_callers_leaves_the_files_out(said, image):
     assert output(image, SEEN, gpus="device=0", env={"NVIDIA_VISIBLE_DEVICES": said}) == ["1", "nvidia1", "void"]
 
 
-@pytest.mark.parametrize(("of_image", "said", "files"), [("none", "all", "0"), ("all", " none", "1"), ("none", "none,void", "0"), ("void", "none", "1")])
+@pytest.mark.parametrize(
+    ("of_image", "said", "files"), [("none", "all", "0"), ("all", " none", "1"), ("none", "none,void", "0"), ("void", "none", "1")]
+)
 def test_none_gives_the_files_without_a_gpu(of_image, said, files, tmp_path, stand_in, driver):
     """The caller's goes before the image's."""
     driver(stand_in)
-    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": of_image, "NVIDIA_DRIVER_CAPABILITIES": "compute,graphics"})
+    image = glibc_images.load(
+        tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": of_image, "NVIDIA_DRIVER_CAPABILITIES": "compute,graphics"}
+    )
     assert output(image, "true") == []  # a plan that is kept, and is not this one's
     assert output(image, SEEN, env={"NVIDIA_VISIBLE_DEVICES": said}) == [files, "void"]
     if files == "1":
@@ -303,6 +307,22 @@ def test_sockets_of_the_drivers_daemons_are_there(image, stand_in, monkeypatch):
         finally:
             shutil.rmtree(stand_in / "run")
     assert output(image, "test -e /run/nvidia-persistenced || echo none", gpus=1) == ["none"]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_gpudirect_storage_reads_its_settings_and_which_disks_there_are(allowed, image, stand_in, tmp_path, monkeypatch):
+    (tmp_path / "gds/etc").mkdir(parents=True)
+    (tmp_path / "gds/etc/cufile.json").write_text("{}")
+    (tmp_path / "gds/run/udev/data").mkdir(parents=True)
+    of_gds = driver_files.of_gds
+    monkeypatch.setattr(driver_files, "of_gds", lambda: of_gds(str(tmp_path / "gds")))
+    if allowed:
+        with open(Path(os.environ["DOCKLESS_HOME"]) / "dockless.toml", "a") as settings:
+            settings.write('beside = ["gds"]\n')
+    look = "cat /etc/cufile.json /run/udev/none 2> /dev/null; ls /run/udev 2> /dev/null; touch /run/udev/x 2> /dev/null || echo closed"
+    asked = {"NVIDIA_GDS": "enabled"}
+    assert output(image, look, gpus=1, env=asked) == (["{}data", "closed"] if allowed else ["closed"])
+    assert output(image, look, env={**asked, "NVIDIA_VISIBLE_DEVICES": "none"}) == output(image, look, gpus=1) == ["closed"]
 
 
 def test_it_is_there_again_after_a_restart_whatever_became_of_it(image):

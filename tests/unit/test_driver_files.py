@@ -195,7 +195,14 @@ def test_firmware_is_where_the_kernel_looks_for_it(root, monkeypatch):
 
 
 def test_programs_by_capability(root):
-    write(root, "usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/bin/nvidia-xconfig", "usr/bin/nvidia-modprobe", "usr/bin/nvidia-settings")
+    write(
+        root,
+        "usr/bin/nvidia-imex",
+        "usr/bin/nvidia-imex-ctl",
+        "usr/bin/nvidia-xconfig",
+        "usr/bin/nvidia-modprobe",
+        "usr/bin/nvidia-settings",
+    )
     found = find(str(root), VERSION)
     assert names(needed(found, parse_capabilities("utility")), "bin") == ["nvidia-imex", "nvidia-imex-ctl"]
     assert names(needed(found, parse_capabilities("display")), "bin") == ["nvidia-xconfig"]
