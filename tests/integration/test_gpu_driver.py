@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -65,6 +66,45 @@ def test_libcuda_answers_and_ldconfig_knows_it(family, kind, real, tmp_path):
     # An ordinary user's simulated GPU is /dev/null, which opens.
     told, code = ("couldn't communicate with the NVIDIA driver", "9") if os.geteuid() == 0 else ("Failed to initialize NVML", "17")
     assert told in result.stdout and lines[-1] == code
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+@pytest.mark.parametrize("family", driver_roots.VERSIONS)
+def test_libraries_for_graphics_are_known_and_open(family, kind, real, tmp_path):
+    real(family)
+    version, place = driver_roots.VERSIONS[family], f"/{glibc_images.DIRECTORY[kind]}"
+    look = f"""
+        for name in libGLX_nvidia.so.0 libEGL_nvidia.so.0 libGLESv2_nvidia.so.2 libnvidia-glcore.so.{version}; do
+            ldconfig -p | grep -F "$name ("
+        done
+        probe libEGL_nvidia.so.0; probe libnvidia-eglcore.so.{version}; probe libnvidia-glvkspirv.so.{version}
+        cat /usr/share/vulkan/icd.d/nvidia_icd.json /usr/share/glvnd/egl_vendor.d/10_nvidia.json
+    """
+    image = glibc_images.load(tmp_path, kind)
+    found = output(image, look, gpus="capabilities=graphics")
+    assert [line.rpartition("=> ")[2] for line in found[:4]] == [
+        f"{place}/{name}"
+        for name in ("libGLX_nvidia.so.0", "libEGL_nvidia.so.0", "libGLESv2_nvidia.so.2", f"libnvidia-glcore.so.{version}")
+    ]
+    assert found[4:7] == ["0", "0", "0"], found  # opened: no library that they need is missing
+    assert re.findall(r'"library_path" *: *"([^"]*)"', "".join(found[7:])) == ["libGLX_nvidia.so.0", "libEGL_nvidia.so.0"]
+    assert output(image, "ldconfig -p | grep -c nvidia; probe libEGL_nvidia.so.0 | grep -c 'cannot open'", gpus=1)[1] == "1"
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+@pytest.mark.parametrize("family", driver_roots.CUDA)
+def test_an_image_with_another_glibc_than_the_hosts(family, kind, real, tmp_path):
+    """That of Debian 13, 2.41: its ldconfig reads the cache that ours has written, and writes another."""
+    if platform.libc_ver()[1] == "2.41":
+        pytest.skip("it is this host's own")
+    real("glibc-2.41")
+    real(family)
+    image = glibc_images.load(tmp_path, kind, glibc=driver_roots.root("glibc-2.41"))
+    look = "ldconfig --version | head -n 1; probe; ldconfig -p | grep -F 'libcuda.so.1 ('; ldconfig; probe"
+    found = output(image, look, gpus=1)
+    cuda = str(driver_roots.CUDA[family])
+    assert found[0].endswith(" 2.41") and (found[1], found[3]) == (cuda, cuda)
+    assert found[2].endswith(f"=> /{glibc_images.DIRECTORY[kind]}/libcuda.so.1")
 
 
 # ---- what need not be a driver's: small libraries with its names ---------------------------------------------------------------------
