@@ -44,6 +44,7 @@ def test_the_description_of_a_whole_driver(name, version, layout, simulated, hoo
     (Path(os.environ["DOCKLESS_HOME"]) / "dockless.toml").write_text(f'[gpus]\ndriver_root = "{root}"\n')
     with gpu.session():
         found = cdi_writing.description(gpu.inventory(processes=False, links=False))
+    assert all(one["path"] == f"{root}/usr/bin/nvidia-cdi-hook" for one in found["containerEdits"].get("hooks", ()))
     text = yaml.safe_dump(found, sort_keys=False, width=1000, default_flow_style=None).replace(str(root), "")
     golden(f"cdi-{name}.yaml", text)
     read = cdi_files.parse("/etc/cdi/nvidia.yaml", yaml.safe_dump(found))
