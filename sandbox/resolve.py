@@ -22,7 +22,7 @@ from dockless.sandbox import binds, capabilities
 from dockless.sandbox.accounts import Account, find_gid, resolve_user
 from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
-from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
@@ -353,16 +353,21 @@ def _gpus(
 ) -> tuple[tuple[Device, ...], tuple[tuple[str, str], ...], dict[str, str], Injection | None]:
     uuids, devices = spec.uuids, spec.leased_devices
     if not uuids:
-        return (), (), environment((), devices), None
+        alone = None
+        if asks_for_files_alone((*image.config.env, *spec.env)):
+            from dockless.sandbox.gpus.injection import inject_files_alone
+
+            alone = inject_files_alone(image, dict(spec.env))
+        return (), (), environment((), devices), alone
     from dockless.sandbox import gpu_nodes
-    from dockless.sandbox.gpus import gpu, injection
+    from dockless.sandbox.gpus import beside, gpu, injection
 
     with gpu.session():
         leased = gpu.find(uuids, gpu.inventory(processes=False, links=False, only=uuids))
         variables = dict((*image.config.env, *spec.env))
         there = gpu.device_nodes(leased, graphics="graphics" in injection.wanted_capabilities(variables))
-        nodes = gpu_nodes.given(there, idmap, account, rootful=rootful)
-        driver = injection.inject(image, variables, leased)
+        nodes = gpu_nodes.given((*there, *beside.device_nodes(variables)), idmap, account, rootful=rootful)
+        driver = injection.inject(image, dict(spec.env), leased)
     return nodes, gpu.links(leased, there), environment(leased, devices), driver
 
 
