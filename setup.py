@@ -28,7 +28,7 @@ LAUNCHER_SOURCES = [
     "numbers.c",
     "group.c",
     "barrier.c",
-    "descendants.c",
+    "marked.c",
     "log.c",
     "report.c",
     "ops.c",

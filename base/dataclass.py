@@ -33,10 +33,10 @@ class _Missing:
 
 
 class _Field:
-    __slots__ = ("default", "default_factory", "init", "repr")
+    __slots__ = ("compare", "default", "default_factory", "init", "repr")
 
-    def __init__(self, default: Any, default_factory: Any, init: bool, repr: bool) -> None:
-        self.default, self.default_factory, self.init, self.repr = default, default_factory, init, repr
+    def __init__(self, default: Any, default_factory: Any, init: bool, repr: bool, compare: bool) -> None:
+        self.default, self.default_factory, self.init, self.repr, self.compare = default, default_factory, init, repr, compare
 
 
 class _Lazy:
@@ -104,7 +104,13 @@ def _standard(kind: type) -> Any:
     if hasattr(kind, "__post_init__"):
         body["__post_init__"] = kind.__post_init__
     for name, found in fields.items():
-        given = {"default": found.default, "default_factory": found.default_factory, "init": found.init, "repr": found.repr}
+        given = {
+            "default": found.default,
+            "default_factory": found.default_factory,
+            "init": found.init,
+            "repr": found.repr,
+            "compare": found.compare,
+        }
         body[name] = dataclasses.field(**{key: value for key, value in given.items() if value is not _Missing})
     return dataclasses.dataclass(frozen=frozen, eq=eq, slots=True)(type(kind.__name__, (), body))
 
@@ -119,8 +125,8 @@ def _dataclass(*, slots: bool, frozen: bool = False, eq: bool = True) -> Callabl
     return lambda kind: _made(kind, frozen, eq)
 
 
-def _field(*, default: Any = _Missing, default_factory: Any = _Missing, init: bool = True, repr: bool = True) -> Any:
-    return _Field(default, default_factory, init, repr)
+def _field(*, default: Any = _Missing, default_factory: Any = _Missing, init: bool = True, repr: bool = True, compare: bool = True) -> Any:
+    return _Field(default, default_factory, init, repr, compare)
 
 
 def _replace(instance: Any, /, **changes: Any) -> Any:
@@ -135,7 +141,7 @@ def _made(kind: type, frozen: bool, eq: bool) -> type:
     fields: dict[str, _Field] = {}
     for name in kind.__annotations__:
         value = body.pop(name, _Missing)
-        fields[name] = value if isinstance(value, _Field) else _Field(value, _Missing, True, True)
+        fields[name] = value if isinstance(value, _Field) else _Field(value, _Missing, True, True, True)
     put: dict[str, Callable[[Any, Any], None]] = {}
     body |= {
         "__slots__": tuple(fields),
@@ -148,7 +154,7 @@ def _made(kind: type, frozen: bool, eq: bool) -> type:
         "__init__": _init(fields, put, "__post_init__" in body),
         "__repr__": body.get("__repr__") or _repr([name for name, found in fields.items() if found.repr]),
         **_pickled(put),
-        **(_compared(tuple(fields), frozen) if eq else {}),
+        **(_compared([name for name, found in fields.items() if found.compare], frozen) if eq else {}),
         **({"__setattr__": _refuse_set, "__delattr__": _refuse_delete} if frozen else {}),
     }
     made = type(kind)(kind.__name__, kind.__bases__, body)
@@ -210,7 +216,7 @@ def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda self: tuple(getattr(self, name) for name in names)
 
 
-def _compared(names: tuple[str, ...], frozen: bool) -> dict[str, Any]:
+def _compared(names: Sequence[str], frozen: bool) -> dict[str, Any]:
     read = _values_of(names)
 
     def __eq__(self: Any, other: Any) -> Any:

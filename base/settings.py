@@ -17,13 +17,15 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dockless.base import device_names, paths
 from dockless.base.dataclass import dataclass
+from dockless.base.findings import Findings
 from dockless.base.later import re
 from dockless.base.occasions import parse
+from dockless.base.toml_lines import lines_of
 from dockless.base.typing import Any, Literal
 from dockless.base.units import exact_size, format_duration, parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput, DocklessError
@@ -42,13 +44,11 @@ _KINDS = {
     "volume": "a whole path, in which $USER and $GROUP stand for names",
     "reservation": 'a table like { gpus = 4, groups = ["ml101"], start = "Mon,Wed 10:00", duration = "2h" }',
     "start": 'a time, like "2026-11-24T10:00" or "Mon,Wed 10:00"',
-    "classes": 'a table like { "1g.10gb" = 2, H100 = 4 }',
+    "classes": 'a table like { "1g.10gb" = 2, H100 = { guarantee = 2, limit = 4 } }',
 }  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
-_MOST_ERRORS = 20
-"""That are told at once."""
 _ALL_OF_THEM = "the settings are"
 
 
@@ -87,6 +87,13 @@ QUOTA = (
     ),
 )
 """What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
+
+CLASS_QUOTA = (
+    Setting("guarantee", "count", None, "GPUs of the class that others may borrow and have to give back; left out: none"),
+    Setting("limit", "count", None, "GPUs of the class at once; left out: no limit"),
+    Setting("weight", "count", None, "the part where queue.order is fair, for jobs of the class; left out: that of the quota", 1),
+)
+"""The same of a class in such a table."""
 
 RESERVATION = (
     Setting("gpus", "count", None, "so many whole GPUs are kept", 1),
@@ -144,6 +151,14 @@ SETTINGS = (
         "directories of the files that describe devices by name; left out: /etc/cdi and /var/run/cdi",
         form="a list of whole paths",
         pattern=r"/[^\0]*",
+    ),
+    Setting(
+        "gpus.beside",
+        "names",
+        (),
+        "what images may ask for with leased GPUs, of drivers that know no leases: gds, gdrcopy, imex",
+        form='a list of gds, gdrcopy and imex, like ["gds"]',
+        pattern="gds|gdrcopy|imex",
     ),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
@@ -250,7 +265,7 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
     if "logs.size" not in found.values:
         values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
     elif values["logs.size"] > values["logs.size_limit"]:
-        found.errors.append(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
+        found.add(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
     found.refuse()
     return values
 
@@ -341,14 +356,14 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         raise BadInput(f"{path}{line}: this is not TOML: {what}", subject=str(path), hint="correct that line") from None
 
 
-class _Reader:
+class _Reader(Findings):
     """Checks a document against ``SETTINGS`` and gathers its values by key, and what is wrong with others."""
 
     def __init__(self, path: Path, text: str) -> None:
+        super().__init__()
         self.path = path
         self.text = text
         self.values: dict[str, Any] = {}
-        self.errors: list[BadInput] = []
 
     def table(self, at: tuple[str, ...], table: Mapping[str, Any]) -> None:
         for name, value in table.items():
@@ -368,28 +383,8 @@ class _Reader:
                 else:
                     raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """What is wrong here is told with all else."""
-        try:
-            yield
-        except BadInput as error:
-            if error not in self.errors:
-                self.errors.append(error)
-        if len(self.errors) >= _MOST_ERRORS:
-            self.refuse()
-
-    def refuse(self) -> None:
-        """``BadInput`` where something is wrong: the first that was found, with a note for each of the others."""
-        if not self.errors:
-            return
-        first, *others = self.errors
-        if not hasattr(first, "__notes__"):
-            for error in others:
-                first.add_note(str(error) if error.hint.startswith(_ALL_OF_THEM) else f"{error} ({error.hint})")
-            if len(self.errors) >= _MOST_ERRORS:
-                first.add_note("there may be more: correct these first")
-        raise first
+    def told(self, error: BadInput) -> str:
+        return str(error) if error.hint.startswith(_ALL_OF_THEM) else super().told(error)
 
     def value(self, here: tuple[str, ...], setting: Setting, value: Any) -> Any:
         if setting.kind == "size" and isinstance(value, (str, int)) and not isinstance(value, bool):
@@ -455,11 +450,13 @@ class _Reader:
             raise self.wrong((*here, "duration"), f"is more than {format_duration(every)}, after which it begins again", RESERVATION[-1])
         return found
 
-    def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int:
-        """How many GPUs of the class that is the last word of ``here``."""
+    def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int | dict[str, Any]:
+        """The limit, or the table, of the class that is the last word of ``here``."""
         if not re.fullmatch(GPU_CLASS, here[-1]):
             raise self.wrong(here, "is no class of GPUs", setting)
-        return int(self.value(here, Setting(_dotted(here), "count", None, setting.about), value))
+        if isinstance(value, dict):
+            return self.record(here, value, CLASS_QUOTA)
+        return int(self.value(here, Setting(_dotted(here), "quota", None, setting.about), value))
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
         """The host's path; the last word of ``here`` is where a job has it."""
@@ -488,6 +485,9 @@ class _Reader:
         limit = found.get("limit")
         if limit is not None and found.get("guarantee", 0) > limit:
             raise self.wrong((*here, "guarantee"), f"is more than the limit, {limit}", known["guarantee"])
+        for name, of in found.get("classes", {}).items():
+            if limit is not None and isinstance(of, dict) and of.get("guarantee", 0) > limit:
+                raise self.wrong((*here, "classes", name, "guarantee"), f"is more than the limit, {limit}", CLASS_QUOTA[0])
         return found
 
     def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:
@@ -548,24 +548,6 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
 
 
 def _line(text: str, here: tuple[str, ...]) -> int:
-    """The line on which a key of a sound document is written: tomllib keeps no positions, so it is asked where the key first appears."""
-    import bisect
-    import tomllib
-
-    lines = text.splitlines(keepends=True)
-
-    def there(count: int) -> bool:
-        """Whether the statements that begin in the first ``count`` lines have the key."""
-        for end in range(count, len(lines) + 1):
-            try:
-                document: Any = tomllib.loads("".join(lines[:end]))
-            except ValueError:
-                continue  # this line is in the middle of a statement
-            for name in here:
-                if not isinstance(document, dict) or name not in document:
-                    return False
-                document = document[name]
-            return True
-        return True
-
-    return bisect.bisect_left(range(len(lines) + 1), True, key=there)
+    """The line on which a key of a sound document is written, or what it is in."""
+    lines = lines_of(text)
+    return next((lines[here[:end]] for end in range(len(here), 0, -1) if here[:end] in lines), 1)

@@ -87,7 +87,7 @@ def _check(plan: Plan, r: Resolved) -> Check:
     assert r.health is not None
     from dockless.sandbox.enter import Entry, compile_entry
 
-    entry = Entry(tuple(r.health.argv), timeout=r.health.timeout)
+    entry = Entry(tuple(r.health.argv), timeout=r.health.timeout, ends=True)
     return Check(compile_entry(plan, entry, has_cgroup=r.has_cgroup), r.health.interval, r.health.start_period, r.health.retries)
 
 

@@ -6,6 +6,7 @@ with, so what enters has no right that the sandbox's own program has not.
     keeper   a child of the sandbox's keeper, in its user namespace already
     CLONE    straight into a cgroup below the sandbox's
     init     outside of the sandbox's processes: the other namespaces, root there
+    MARK     where it has no cgroup: so that all of it is found
     SPAWN    into the PID namespace
     program  the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
     EXEC
@@ -27,13 +28,15 @@ from dockless.sandbox.accounts import Account, check_account
 from dockless.sandbox.command import candidates, directory
 from dockless.sandbox.plan.builder import NEW_NS, NO_SYMLINKS, NODEV, NOSUID, PRIVATE, RDONLY, RECURSIVE, TREE_CLONE
 from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_NAMESPACES, SLOT_ROOT, SLOT_TERMINAL, Command, Op, Plan
-from dockless.sandbox.spec import check_beginning
+from dockless.sandbox.spec import RLIMITS, check_beginning
 
 _KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
 """In the order of their slots, ``native/launcher/door.c``."""
 _ORDER = ("net", "ipc", "uts", "cgroup", "pid", "mount")
 """In which they are entered: the mount namespace last, because the host's paths end there."""
 _SIGKILL = 9
+_MARK = (RLIMITS["locks"], RLIMITS["rttime"])
+"""The limits that are the mark of what has no cgroup."""
 TARGET = "/target"
 """Where the files of a sandbox are for whoever looks into it."""
 _CLONES = {"/": TARGET[1:], "/proc": "proc", "/sys": "sys"}
@@ -45,7 +48,8 @@ class Entry:
     """What enters. ``argv``: as the image's programs are called; ``env`` is added to the sandbox's. ``workdir`` empty: the sandbox's.
     ``account`` None: the sandbox's own. ``timeout``: seconds until its whole tree is killed, 0 for none. ``given``: the program is a
     descriptor, not ``argv[0]``. ``tty``: a terminal of its own, whose other side goes to the socket in ``SLOT_TERMINAL``. ``handed``: its
-    standard streams come by a socket, the one it is given as standard input."""
+    standard streams come by a socket, the one it is given as standard input. ``ends``: what it leaves running ends with it, by its mark;
+    in a cgroup that is for whoever made the group."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -55,6 +59,7 @@ class Entry:
     given: bool = False
     tty: bool = False
     handed: bool = False
+    ends: bool = False
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -70,14 +75,14 @@ def compile_entry(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
 
 def same_way(entry: Entry, has_cgroup: bool) -> Hashable:
     """Equal for entries of which ``compile_way`` makes the same."""
-    return entry.workdir, entry.account, entry.tty, entry.handed, has_cgroup
+    return entry.workdir, entry.account, entry.tty, entry.handed, entry.ends, has_cgroup
 
 
 def compile_way(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
     """Its operations, and the variables that every command has that enters in this way."""
     init, program = _sections(plan)
     owned = [replace(op, x=_owner(entry.account, op.x)) for op in init if op.name == "OWN_PIPES"]
-    ops = (*_inside(init, has_cgroup), *owned, *_terminal(program, entry), Op("SPAWN"), *_program(program, entry, has_cgroup))
+    ops = (*_inside(init, has_cgroup), *owned, *_terminal(program, entry), *_spawned(program, entry, has_cgroup))
     assert plan.command is not None
     return _entering(ops, plan.command, entry)
 
@@ -93,8 +98,7 @@ def compile_look(plan: Plan, tools: Plan, entry: Entry, *, has_cgroup: bool, wri
         *_inside(init, has_cgroup),
         *_other_root(write),
         *_terminal(program, entry),
-        Op("SPAWN"),
-        *_program(program, entry, has_cgroup),
+        *_spawned(program, replace(entry, ends=True), has_cgroup),  # it has more rights than the sandbox
     )
     way = _entering(ops, tools.command, entry)
     shown = {SLOT_ROOT + number: f"the sandbox's {path}" for number, path in enumerate(_CLONES, 1)}
@@ -170,10 +174,16 @@ def _terminal(program: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
         yield Op("TERMINAL", SLOT_TERMINAL, a=PTMX, x=_owner(entry.account, own))
 
 
-def _program(ops: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> Iterator[Op]:
+def _spawned(program: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> tuple[Op, ...]:
+    """The program section, and what is marked before there is a process in the sandbox: native/launcher/marked.c. The program's own values
+    of the two limits come first: they may be above the mark."""
+    first = () if has_cgroup else tuple(op for op in program if op.name == "RLIMIT" and op.c in _MARK)
+    mark = () if has_cgroup else (Op("MARK", x=int(entry.ends)),)
+    return (*first, *mark, Op("SPAWN"), *_program(tuple(op for op in program if op not in first), entry))
+
+
+def _program(ops: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
     """The sandbox's own program section, with the directory and the account of what enters."""
-    if not has_cgroup:
-        yield Op("SUBREAPER")  # so that all that it starts stays below it, native/launcher/descendants.c
     if entry.handed and not entry.tty:
         yield Op("PDEATHSIG", x=_SIGKILL)
         yield Op("STREAMS")  # before anything limits its descriptors

@@ -12,7 +12,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.occasions import Occasion, parse
 from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
-from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.policy.state import Preemption
 
 
@@ -141,4 +141,7 @@ def _reserved(name: str, said: Mapping[str, Any]) -> Reserved:
 
 
 def _quota(said: Mapping[str, Any] | int | None) -> Quota:
-    return Quota(**said) if isinstance(said, Mapping) else Quota(said)
+    if not isinstance(said, Mapping):
+        return Quota(said)
+    classes = {name: ClassQuota(**of) if isinstance(of, Mapping) else ClassQuota(of) for name, of in said.get("classes", {}).items()}
+    return Quota(**{**said, "classes": classes})

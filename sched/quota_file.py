@@ -19,6 +19,9 @@ from dockless.images.files import locked, replacing
 SECTIONS = {"user": ("quota", "users"), "group": ("quota", "groups"), "default": ("quota",)}
 """Where quotas of a kind stand."""
 _OF_CLASS = "classes."
+_KEYS_OF_CLASS = tuple(field.key for field in settings.CLASS_QUOTA)
+_SLIP = 0.7
+"""From what likeness on the last word of a class is taken for a slip of one of its keys."""
 _LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
 
@@ -36,8 +39,9 @@ class Change:
 
 def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[str] = (), path: Path | None = None) -> Change:
     """Change the quota of ``kind`` (``user``, ``group``, or ``default``, which has no name) in ``path`` (default: the settings in use).
-    ``values``: by key, of a class by ``classes.NAME``. A quota with nothing left is removed. Raises BadInput for what ``settings.load``
-    would not read and for a name that this host does not have, NotPermitted for a path that another user could change, Unwritable."""
+    ``values``: by key; ``classes.NAME`` is the limit of a class, ``classes.NAME.guarantee`` and ``classes.NAME.weight`` the rest. A quota
+    with nothing left is removed. Raises BadInput for what ``settings.load`` would not read and for a name that this host does not have,
+    NotPermitted for a path that another user could change, Unwritable."""
     unset = tuple(unset)
     _check_keys(values, unset)
     file = _followed(paths.config_file() if path is None else path)
@@ -67,6 +71,8 @@ def _check_keys(values: Mapping[str, int], unset: tuple[str, ...]) -> None:
             raise BadInput(
                 f"a quota has no {key!r}", subject=key, hint=f"did you mean {near}?" if near else f"a quota has {', '.join(known)}"
             )
+        if key.startswith(_OF_CLASS) and (near := _near_key_of_class(key)):
+            raise BadInput(f"a class has no {key.rpartition('.')[2]!r} in a quota", subject=key, hint=f"did you mean {near}?")
     if both := [key for key in unset if key in values]:
         raise BadInput(f"{both[0]} cannot be both set and unset", subject=both[0], hint="leave one of them out")
     if not values and not unset:
@@ -75,11 +81,33 @@ def _check_keys(values: Mapping[str, int], unset: tuple[str, ...]) -> None:
 
 def _merged(before: Mapping[str, Any], values: Mapping[str, int], unset: tuple[str, ...]) -> dict[str, Any]:
     classes = {**before.get("classes", {})} if "classes" not in unset else {}
-    classes |= {key.removeprefix(_OF_CLASS): value for key, value in values.items() if key.startswith(_OF_CLASS)}
-    classes = {name: count for name, count in classes.items() if f"{_OF_CLASS}{name}" not in unset}
+    for key in (*unset, *values):
+        if key.startswith(_OF_CLASS):
+            name, what = _of_class(key)
+            of = _table(classes.pop(name, None))
+            if key in values:
+                of[what or "limit"] = values[key]
+            else:
+                of = {one: value for one, value in of.items() if what and one != what}
+            if of:
+                classes[name] = of["limit"] if set(of) == {"limit"} else of
     plain = {key: value for key, value in values.items() if not key.startswith(_OF_CLASS)}
     after = {key: value for key, value in {**before, **plain, "classes": classes}.items() if key not in unset}
     return after if classes else {key: value for key, value in after.items() if key != "classes"}
+
+
+def _of_class(key: str) -> tuple[str, str]:
+    """``classes.1g.10gb.weight``: the class, and what of it; "" where it says only the class."""
+    name, _, what = key.removeprefix(_OF_CLASS).rpartition(".")
+    return (name, what) if name and what in _KEYS_OF_CLASS else (key.removeprefix(_OF_CLASS), "")
+
+
+def _near_key_of_class(key: str) -> str:
+    """What the last word of ``classes.NAME.WORD`` may be a slip of, empty where it is right or a part of the class's name."""
+    name, what = _of_class(key)
+    last = name.rpartition(".")[2] if "." in name and not what else ""
+    near = settings.nearest(last, _KEYS_OF_CLASS, _SLIP) if last else ""
+    return f"{key.removesuffix(last)}{near}" if near else ""
 
 
 def _table(said: Mapping[str, Any] | int | None) -> dict[str, Any]:

@@ -81,11 +81,26 @@ def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> d
 
 
 def _of_openpai(members: Sequence[JobOptions], own: JobOptions) -> dict[str, str]:
-    found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index)}
+    """Those of protocol 2, and the older ones that jobs in the wild still ask for: ``HOST_LIST`` and ``CONTAINER_HOST``."""
+    found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index), "PAI_CONTAINER_HOST_IP": LOOPBACK}
+    addresses: dict[str, list[str]] = {}
     for member in members:
         found[f"PAI_HOST_IP_{member.role}_{member.role_index}"] = LOOPBACK
-        at = 1
-        for label, count in map(parse_port, member.labels):
-            found[f"PAI_PORT_LIST_{member.role}_{member.role_index}_{label}"] = ",".join(map(str, member.ports[at : at + count]))
-            at += count
+        ports = labelled(member)
+        for label, numbers in ports.items():
+            found[f"PAI_PORT_LIST_{member.role}_{member.role_index}_{label}"] = ",".join(map(str, numbers))
+        first = ports.get("http", member.ports)[0]
+        addresses.setdefault(member.role, []).append(f"{LOOPBACK}:{first}")
+    found |= {f"PAI_TASK_ROLE_{role}_HOST_LIST": ",".join(each) for role, each in addresses.items()}
+    hers = {label: ",".join(map(str, numbers)) for label, numbers in labelled(own).items()}
+    found |= {f"PAI_CONTAINER_HOST_{label}_PORT_LIST": numbers for label, numbers in hers.items()}
+    return found | {"PAI_CONTAINER_HOST_PORT_LIST": "".join(f"{label}:{numbers};" for label, numbers in hers.items())}
+
+
+def labelled(member: JobOptions) -> dict[str, tuple[int, ...]]:
+    """The ports that stand behind each of its labels."""
+    found, at = {}, 1
+    for label, count in map(parse_port, member.labels):
+        found[label] = member.ports[at : at + count]
+        at += count
     return found

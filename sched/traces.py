@@ -4,8 +4,9 @@ Three forms, told apart by what is in the file:
 
 * **CSV** with a first line of names, in any order: ``submitted`` (seconds, or a date and time as ISO 8601 has it), ``run`` (seconds),
   ``gpus``, ``user``, ``group``, ``priority``, ``time_limit`` (seconds), ``cores``, ``memory`` (bytes, or ``64G``), ``class`` (of its GPUs:
-  ``H100``, ``1g.10gb``, ``"H100,memory=60G"``). Only the first two must be there; ``started`` and ``ended`` do for ``run``. The names that
-  public traces use are understood too. Other columns are ignored.
+  ``H100``, ``1g.10gb``, ``"H100,memory=60G"``, or of other devices: ``amd.com/gpu``), ``together`` (a word: a user's jobs that have the
+  same one start together). Only the first two must be there; ``started`` and ``ended`` do for ``run``. The names that public traces use
+  are understood too. Other columns are ignored.
 * **JSON** as ``dockless queue --all --json`` prints it.
 * **SWF**, the Standard Workload Format of the Parallel Workloads Archive: processors count as GPUs.
 
@@ -19,11 +20,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.settings import nearest
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
+from dockless.sched.jobs import MAX_MEMBERS
+from dockless.sched.policy.classes import named
 from dockless.sched.policy.replay import SHORTEST, TraceJob
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ NAMES = {
     "memory": ("memory",),
     "memory_mib": ("memory_mib",),
     "class": ("class", "gpu_class"),
+    "together": ("together",),
 }
 """What each column may be called; where a file has several of them, the first counts."""
 
@@ -74,25 +78,67 @@ def parse(text: str, name: str) -> Trace:
     if begin in ("[", "{"):
         return _of_json(text, name)
     if begin == ";" or name.endswith(".swf"):
-        return _gathered(_swf_rows(text, name), _swf_job, name)
+        return _gathered(_swf_rows(text, name), _swf_job, name, lambda _: ())
     return _of_csv(text.removeprefix("\ufeff"), name)
 
 
-def _gathered(rows: Iterable[tuple[str, Row]], read: Callable[[Row], TraceJob], name: str) -> Trace:
-    jobs: list[TraceJob] = []
-    left_out = 0
+def _gathered(
+    rows: Iterable[tuple[str, Row]], read: Callable[[Row], TraceJob], name: str, together: Callable[[Row], tuple[str, ...]]
+) -> Trace:
+    """``together``: what those have in common that start together, () for one alone."""
+    jobs: list[TraceJob | _Gang] = []
+    gangs: dict[tuple[str, ...], _Gang] = {}
+    left_out = count = 0
     for where, row in rows:
+        key = together(row)
+        if key and key not in gangs:
+            gangs[key] = _Gang(key[-1])
+            jobs.append(gangs[key])
         try:
-            jobs.append(read(row))
+            job = read(row)
         except _Unknown:
             left_out += 1
+            if key:
+                gangs[key].whole = False
+            continue
         except (ValueError, OverflowError) as error:
             raise BadInput(f"{name}: {where}: {error}", subject=name, hint=_HINT) from None
-        if len(jobs) > _JOBS:
+        (gangs[key].members if key else jobs).append(job)
+        count += 1
+        if count > _JOBS:
             raise BadInput(f"{name} has more than {_JOBS} jobs", subject=name, hint="cut it into parts")
-    if not jobs:
+    left_out += sum(len(gang.members) for gang in gangs.values() if not gang.whole)
+    found = tuple(one.job(name) if isinstance(one, _Gang) else one for one in jobs if not isinstance(one, _Gang) or one.whole)
+    if not found:
         raise BadInput(f"{name} has no jobs that have run", subject=name, hint=_HINT)
-    return Trace(tuple(jobs), left_out)
+    return Trace(found, left_out)
+
+
+@dataclass(slots=True)
+class _Gang:
+    """Jobs that start together. ``whole``: it is known of each how long it runs, else all are left out."""
+
+    name: str
+    members: list[TraceJob] = field(default_factory=list)
+    whole: bool = True
+
+    def job(self, name: str) -> TraceJob:
+        """As the queue sees them: one job, with the GPUs of all until the last has ended. ``BadInput`` where the queue refuses them."""
+        limits = [job.time_limit for job in self.members]
+        if len(self.members) > MAX_MEMBERS:
+            what = f"{len(self.members)} jobs start together as {self.name[:40]!r}, and at most {MAX_MEMBERS} can"
+            raise BadInput(f"{name}: {what}", subject=name, hint="give jobs that do not start together no word, or different ones")
+        return replace(
+            self.members[0],
+            submitted=max(job.submitted for job in self.members),
+            runs=max(job.length for job in self.members),
+            gpus=sum(job.gpus for job in self.members),
+            time_limit=max(limits) if all(limits) else 0.0,
+            cores=sum(job.cores for job in self.members),
+            memory=sum(job.memory for job in self.members),
+            gpu_class=next((job.gpu_class for job in self.members if job.gpus), ""),
+            members=tuple(self.members),
+        )
 
 
 def _of_csv(text: str, name: str) -> Trace:
@@ -101,7 +147,7 @@ def _of_csv(text: str, name: str) -> Trace:
         head = [cell.strip().lower() for cell in next(lines, [])]
         columns = _columns(head, name)
         rows = ((f"line {lines.line_num}", _cells(row, columns)) for row in lines if any(row))
-        return _gathered(rows, _job, name)
+        return _gathered(rows, _job, name, _together)
     except csv.Error as error:
         raise BadInput(f"{name}: line {lines.line_num}: {error}", subject=name, hint=_HINT) from None
 
@@ -132,7 +178,7 @@ def _of_json(text: str, name: str) -> Trace:
         raise BadInput(f"{name} is not JSON: {error}", subject=name, hint="give what `dockless queue --all --json` prints") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{name} is not a list of jobs", subject=name, hint="give what `dockless queue --all --json` prints")
-    return _gathered(((f"job {row.get('id', place)}", _values(row)) for place, row in enumerate(rows, 1)), _job, name)
+    return _gathered(((f"job {row.get('id', place)}", _values(row)) for place, row in enumerate(rows, 1)), _job, name, _together)
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, str]:
@@ -144,7 +190,30 @@ def _values(row: Mapping[str, Any]) -> dict[str, str]:
         else {}
     )
     found |= {column: [value] for column, value in asked.items() if value}
+    if isinstance(options, dict) and options.get("role") and row.get("array"):
+        found["together"] = [row["array"]]
+    if isinstance(row.get("gpus"), str) and not found["class"]:
+        found["class"] = [_class_of(row["gpus"])]
     return {column: str(values[0]) for column, values in found.items() if values}
+
+
+def _together(cells: Mapping[str, str]) -> tuple[str, ...]:
+    return (cells.get("user", ""), cells["together"]) if cells.get("together") else ()
+
+
+def _class_of(gpus: str) -> str:
+    """What a job's ``gpus`` say of it where nothing else does: the kind of devices that it names; what those share that start together."""
+    from dockless.sandbox.gpus.request import parse_request
+
+    try:
+        request = parse_request(gpus) if gpus else None
+    except BadInput:
+        return ""
+    if request is None:
+        return ""
+    if request.of_devices and request.devices:
+        return request.devices[0].partition("=")[0]
+    return named(request.gpu_class, request.memory) if request.memory else ""
 
 
 def _swf_rows(text: str, name: str) -> Iterable[tuple[str, list[str]]]:

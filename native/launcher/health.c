@@ -6,7 +6,7 @@
  *    │◄──────────────────────────────── output ─────│
  *    │◄── SIGCHLD; how it ended is in the memfd ────│
  *
- * One at a time. What it leaves running is killed with its cgroup, where there is one. The image says what runs, so its output is read up to a bound.
+ * One at a time. What it leaves running is killed: with its cgroup, or by its mark. The image says what runs, so its output is read up to a bound.
  * While the sandbox is frozen none begins, and one that was held by the freezer, however shortly, says nothing: its timeout ran on.
  */
 #include "launcher.h"

@@ -16,9 +16,11 @@ enum { SECONDS_OF_A_TERMINAL = 2 /* until its last output has come, at the end o
 
 char buffer[RECORD_ROOM];
 
-/* init takes all of its PID namespace with it. What entered has none of its own. */
-static void kill_tree(struct plan_header *plan) {
-    if (!kill_group(".") && (plan->flags & PLAN_ENTER)) kill_descendants(plan->init_pid);
+static int first; /* the sandbox's init, in those who enter, too: they were forked from its keeper */
+
+/* init takes all of its PID namespace with it. What entered has none of its own: account(). */
+static void kill_tree(void) {
+    kill_group(".");
     sys(NR_pidfd_send_signal, SLOT_INIT, SIG_KILL, 0, 0);
 }
 
@@ -160,7 +162,7 @@ static int read_leash(struct plan_header *plan) {
     sysret n = sys(NR_read, SLOT_LEASH, &order, 1);
     if ((n == 1 && order != 'K') || n == -E_AGAIN || n == -E_INTR) return 1;
     plan->outcome |= n == 1 ? OUTCOME_KILLED : OUTCOME_LEASH;
-    kill_tree(plan);
+    kill_tree();
     return n == 1;
 }
 
@@ -177,7 +179,7 @@ static void time_is_up(struct plan_header *plan, struct deadline *d) {
         sys(NR_pidfd_send_signal, SLOT_INIT, plan->stop_signal, 0, 0);
         *d = (struct deadline){now_ns(1) + plan->grace_ns, 1};
     } else {
-        kill_tree(plan);
+        kill_tree();
         *d = (struct deadline){now_ns(1) + 1000000000, 1}; /* again, should this one have failed */
     }
 }
@@ -187,8 +189,9 @@ static void account(struct plan_header *plan, int init_pid) {
     struct rusage_ usage;
     int status = 0;
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
-    if (plan->outcome || !(plan->flags & PLAN_ENTER)) kill_group("."); /* what a program that entered leaves behind lives on in the sandbox */
     int killed = plan->outcome || plan->phase != PHASE_EXITED;
+    if (killed || !(plan->flags & PLAN_ENTER)) kill_group("."); /* what a program that entered leaves behind lives on in the sandbox */
+    if (plan->flags & PLAN_ENTER && !plan->error && (killed || ends_with_its_program())) kill_marked(first); /* after an error there never was a program */
     if (killed && plan->flags & PLAN_ENTER) door_collect(100); /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
         plan->outcome |= OUTCOME_INIT_DIED;
@@ -293,9 +296,10 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     sysret unrecorded = plan->flags & PLAN_DETACHED ? write_started(plan) : 0;
     if (unrecorded) {
         plan->outcome |= OUTCOME_KILLED;
-        kill_tree(plan);
+        kill_tree();
     }
     if (!(plan->flags & PLAN_ENTER)) {
+        first = init_pid;
         sys(NR_setpgid, init_pid, init_pid); /* door_busy() */
         sys(NR_prctl, 36 /* CHILD_SUBREAPER */, 1, 0, 0, 0); /* what waits for those who entered may be killed first: door_collect() */
     }

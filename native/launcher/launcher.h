@@ -76,8 +76,9 @@ void close_numbers(struct numbers *from);
 /* group.c */
 int kill_group(const char *name);
 
-/* descendants.c */
-void kill_descendants(int above);
+/* marked.c: what entered where there is no cgroup. */
+int ends_with_its_program(void); /* whether nothing of it is to go on when its program has ended */
+void kill_marked(int spared);
 
 /* launcher.c: a child of the keeper says by its names that it is not the keeper. */
 void become_entering(void);

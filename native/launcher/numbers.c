@@ -1,4 +1,4 @@
-/* The numbers that a file of the kernel's lists, whatever is between them: cgroup.procs, /proc/PID/task/TID/children. */
+/* The numbers that a file of the kernel's lists, whatever is between them: cgroup.procs. */
 #include "launcher.h"
 
 int open_numbers(struct numbers *from, int directory, const char *path) {

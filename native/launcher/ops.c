@@ -462,6 +462,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_TERMINAL: return make_terminal(plan, op, a);
     case OP_STREAMS: return take_streams();
     case OP_HAND_ROOT: return hand_root(op->in);
+    case OP_MARK: return set_mark(op->x);
     case OP_BARRIER: return wait_at_barrier(plan, op->in, op->x);
     case OP_EXEC: return taken ? exec_command(taken, &plan_ops(taken)[1]) : exec_command(plan, op);
     }

@@ -188,7 +188,8 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 
     X(51, SYSCTL, 's', '-', 'p', 'd')      /* in a procfs */ \
     X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */ \
     X(53, BARRIER, 's', '-', '-', '-')     /* in init: wait for what is to run, sent over the socket in; x nanoseconds at most, 0 for ever */ \
-    X(54, HAND_ROOT, 's', '-', '-', '-')   /* send a clone of the root and of all that is mounted below it over the socket in */
+    X(54, HAND_ROOT, 's', '-', '-', '-')   /* send a clone of the root and of all that is mounted below it over the socket in */ \
+    X(55, MARK, '-', '-', '-', '-')        /* our limits LOCKS and RTTIME: marked.c; x != 0: what carries it ends with its program */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };

@@ -85,8 +85,8 @@ struct rusage_ { int64_t utime[2], stime[2], maxrss, rest[13]; };
 struct iovec_ { const void *base; uint64_t len; };
 
 enum {
-    E_PERM = 1, E_NOENT = 2, E_INTR = 4, E_IO = 5, E_NOEXEC = 8, E_BADF = 9, E_CHILD = 10, E_AGAIN = 11, E_NOMEM = 12, E_ACCES = 13, E_EXIST = 17, E_XDEV = 18, E_NODEV = 19, E_NOTDIR = 20,
-    E_BUSY = 16, E_ISDIR = 21, E_INVAL = 22, E_MFILE = 24, E_NOTTY = 25, E_NOSPC = 28, E_LOOP = 40, E_PIPE = 32, E_NAMETOOLONG = 36, E_NOTEMPTY = 39,
+    E_PERM = 1, E_NOENT = 2, E_SRCH = 3, E_INTR = 4, E_IO = 5, E_NOEXEC = 8, E_BADF = 9, E_CHILD = 10, E_AGAIN = 11, E_NOMEM = 12, E_ACCES = 13, E_EXIST = 17, E_XDEV = 18, E_NODEV = 19, E_NOTDIR = 20,
+    E_BUSY = 16, E_ISDIR = 21, E_INVAL = 22, E_MFILE = 24, E_NOTTY = 25, E_NOSPC = 28, E_LOOP = 40, E_PIPE = 32, E_RANGE = 34, E_NAMETOOLONG = 36, E_NOTEMPTY = 39,
 };
 
 enum {

@@ -131,6 +131,22 @@ def readings(nvml: Any, uuids: Collection[str]) -> tuple[Reading, ...]:
     return tuple(found)
 
 
+def computing(nvml: Any, uuid: str) -> dict[int, float] | None:
+    """The processes that computed on a whole GPU in the last second, and the share of that time of each, 0 to 1. None where that is not
+    told, as of MIG slices."""
+    handle = attempt(None, nvml.nvmlDeviceGetHandleByUUID, uuid)
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, int((time.time() - 1) * 1e6))
+    except nvml.NVMLError_NotFound:
+        return {}
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):
+        return None
+    # Some drivers leave samples in the list that they have not filled.
+    newest = {int(one.pid): one.smUtil / 100 for one in sorted(samples, key=lambda one: int(one.timeStamp)) if one.smUtil <= 100}
+    newest.pop(0, None)
+    return newest
+
+
 def failures(nvml: Any, uuids: Collection[str], seconds: float) -> Iterator[Report | None]:
     """What the driver reports of whole GPUs, as it happens. None at least every so many seconds. Ends where the driver reports nothing."""
     wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError

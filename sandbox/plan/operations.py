@@ -417,6 +417,14 @@ OPERATIONS: dict[str, Operation] = {
         numbers=lambda op, _: [],
         hints={errno.EPIPE: "its starter has ended"},
     ),
+    "MARK": Operation(
+        lambda op, p: (
+            "mark what starts here by limits that nobody inside can raise, so that all of it is found and killed at its end",
+            f"{IMPOSSIBLE}nobody looks for the mark",
+        ),
+        numbers=lambda op, _: ["to its end"] if op.x else [],
+        hints={errno.ERANGE: "the hard limits 'locks' and 'rttime' are both low: give the sandbox neither, or a cgroup"},
+    ),
     "STREAMS": Operation(
         lambda op, p: ("take standard input, output and error from whoever is to have them", f"{NOTHING}its own are the script's"),
         numbers=lambda op, _: [],

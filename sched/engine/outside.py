@@ -57,10 +57,11 @@ class Outside:
         self._looked = 0.0
         self._written = -math.inf
 
-    def look(self, engine: Engine) -> None:
+    async def look(self, engine: Engine) -> None:
         """Once: count what those who have leases now had at the last look, too."""
         from dockless.sandbox.gpus.lease import NOBODY
 
+        await engine.gpus.see_leases()
         now, wall = clock.ticks(), time.time()
         has: dict[tuple[int, str], float] = defaultdict(float)
         for uuid, uid, share in queue_state.elsewhere(engine):
@@ -106,7 +107,7 @@ async def watch(engine: Engine) -> None:
             if not engine.gpus.uuids:
                 continue
             try:
-                outside.look(engine)
+                await outside.look(engine)
                 if outside.due:
                     await outside.write(engine)
             except SchedError as error:

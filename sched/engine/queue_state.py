@@ -22,10 +22,10 @@ def state(engine: Engine) -> QueueState:
     there = running(engine)
     usage = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
     outside: frozenset[str] = frozenset()
-    shareable = engine.gpus.shareable if engine.config.share != "no" else {}
+    shareable = engine.gpus.shareable if _shares(engine) else {}
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
     if engine.waiting.wants_gpus:
-        if shareable or sum(len(job.gpus) for job in there) < len(engine.gpus.uuids):  # else there is none that others could have
+        if others_may_have_some(engine):
             leases = elsewhere(engine)
             there += [_of_nobody(engine, *lease) for lease in leases]
             uids.update(uid for _, uid, _ in leases)
@@ -122,8 +122,25 @@ def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
 
 
 def elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
-    """Of each lease that is not the queue's the GPU, whose it is, and the MiB of it, 0 for all."""
-    ours = {gpu for entry in engine.active.values() for gpu in entry.job.devices}
-    shares = engine.gpus.shares_of_others(sharing.leased(engine)) if engine.config.share != "no" else ()
-    whole = engine.gpus.leased_by_others(ours.union(share.uuid for share in shares))
+    """Of each lease that is not the queue's, as of the last look, the GPU, whose it is, and the MiB of it, 0 for all."""
+    shares = engine.gpus.shares_of_others if _shares(engine) else ()
+    whole = engine.gpus.leased_by_others(_devices(engine))
     return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]
+
+
+def ours(engine: Engine) -> tuple[set[str], set[tuple[str, int, str]] | None]:
+    """As ``HostGpus.ours``."""
+    return _devices(engine), sharing.leased(engine) if _shares(engine) else None
+
+
+def others_may_have_some(engine: Engine) -> bool:
+    return _shares(engine) or len(_devices(engine)) < len(engine.gpus.uuids)
+
+
+def _shares(engine: Engine) -> bool:
+    return engine.config.share != "no"
+
+
+def _devices(engine: Engine) -> set[str]:
+    """The GPUs that our jobs have."""
+    return {gpu for entry in engine.active.values() for gpu in entry.job.devices}

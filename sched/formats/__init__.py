@@ -5,13 +5,15 @@
     read(text, "job.yaml", keywords=…) ──► JobFile(format, name, roles, queue, secrets, notes)
 
 What a format knows and dockless cannot do is an error that names the place and the next step, or a note where the job can run without it.
+All errors of a file are told at once, ``base.findings``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dockless.base.later import re
+from dockless.base.text import escaped
 from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, Secret
@@ -48,26 +50,26 @@ def read(
         if format == "dlc":
             from dockless.sched.formats import dlc
 
-            return _without_arguments(dlc.parse(text, source), arguments, what)
+            return _without_arguments(_all_of(source, lambda: dlc.parse(text, source)), arguments, what)
         from dockless.sched.formats import sbatch
 
-        return sbatch.parse(text, source, arguments)
+        return _all_of(source, lambda: sbatch.parse(text, source, arguments))
     if format in ("", "dockless") and (what.endswith(".toml") or (not _is_json(text, what) and not _is_yaml(text, what))):
-        return _without_arguments(read_own(_toml(text, what), source, keywords), arguments, what)
-    values = _json(text, what) if _is_json(text, what) else _yaml(text, source)
+        return _without_arguments(read_own(_toml(text, source), source, keywords), arguments, what)
+    values = _json(text, source) if _is_json(text, what) else _yaml(text, source)
     found = format or _of_document(values)
     if found == "openpai":
         from dockless.sched.formats import openpai
 
-        job = openpai.parse_1(values, source)
+        job = _all_of(source, lambda: openpai.parse_1(values, source))
     elif found == "openpai-2":
         from dockless.sched.formats import openpai
 
-        job = openpai.parse_2(values, source)
+        job = _all_of(source, lambda: openpai.parse_2(values, source))
     elif found == "compose":
         from dockless.sched.formats import compose
 
-        job = compose.parse(values, source, directory, environment or {})
+        job = _all_of(source, lambda: compose.parse(values, source, directory, environment or {}))
     else:
         job = read_own(values, source, keywords)
     return _without_arguments(job, arguments, what)
@@ -77,7 +79,17 @@ def read_own(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     """dockless's own form. ``BadInput``"""
     from dockless.sched.formats import own
 
-    return own.parse(values, source, keywords)
+    return _all_of(source, lambda: own.parse(values, source, keywords))
+
+
+def _all_of(source: Source, parse: Callable[[], JobFile]) -> JobFile:
+    """``BadInput`` with all that is wrong."""
+    found: JobFile | None = None
+    with source.noted():
+        found = parse()
+    source.refuse()
+    assert found is not None
+    return found
 
 
 def _without_arguments(job: JobFile, arguments: Sequence[str], what: str) -> JobFile:
@@ -126,20 +138,28 @@ def _of_document(values: Any) -> str:
 def _yaml(text: str, source: Source) -> Any:
     from dockless.base import yaml
 
-    values, source.lines = yaml.loads(text, source.what)
+    values, lines = yaml.loads(text, source.what)
+    source.find_lines = lambda: lines
     return values
 
 
-def _toml(text: str, what: str) -> Any:
+def _toml(text: str, source: Source) -> Any:
     import tomllib
 
+    from dockless.base import toml_lines
+
+    what = source.what
+    source.find_lines = lambda: toml_lines.lines_of(text)
     if re.search(_DEEP_KEY, text):  # the standard reader's time grows with the square of their number
         raise BadInput(f"{what} has a key of more than 64 parts", subject=what, hint="give it a shorter name")
     try:
         return _with_texts_of_times(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        raise BadInput(f"{what} is not TOML: {why}", subject=what, hint="correct that line, or say which format it is: --format") from None
+        line = f":{at[1]}" if (at := re.search(r"\(at line ([0-9]+)", why)) else ""
+        raise BadInput(
+            f"{what}{line} is not TOML: {why}", subject=what, hint="correct that line, or say which format it is: --format"
+        ) from None
 
 
 def _with_texts_of_times(value: Any) -> Any:
@@ -151,17 +171,21 @@ def _with_texts_of_times(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _json(text: str, what: str) -> Any:
+def _json(text: str, source: Source) -> Any:
     import json
 
+    from dockless.base import json_lines
     from dockless.sched.formats.openpai import without_comments
 
+    what, plain = source.what, without_comments(text)
+    source.find_lines = lambda: json_lines.lines_of(plain)
     try:
-        return json.loads(without_comments(text), object_pairs_hook=_once)
+        return json.loads(plain, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise BadInput(f"{what}:{error.lineno} is not JSON: {error.msg}", subject=what, hint="correct that line") from None
     except BadInput as error:
-        raise BadInput(f"{what}: {error}", subject=what, hint=error.hint) from None
+        line = f":{at}" if (at := json_lines.twice(plain)) else ""
+        raise BadInput(f"{what}{line}: {error}", subject=what, hint=error.hint) from None
     except (ValueError, RecursionError):
         raise BadInput(f"{what} is not JSON: too deeply nested, or a number too long", subject=what, hint="correct it") from None
 
@@ -170,6 +194,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise BadInput(f"{key[:60]!r} is there twice", subject=key[:60], hint="remove one of them")
+            raise BadInput(f"{escaped(key[:60])!r} is there twice", subject=escaped(key[:60]), hint="remove one of them")
         found[key] = value
     return found

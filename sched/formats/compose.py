@@ -31,20 +31,14 @@ _NO_EFFECT = {
     "memswap_limit": "swap is limited by the host alone",
     "mem_swappiness": "cgroup v2 has nothing of the kind",
     "cpu_shares": "say cpus",
+    "cgroup_parent": "its cgroup is the queue's: limits are given by deploy.resources",
     "develop": "it has no effect",
 }  # fmt: skip
 _REFUSED = {
     "build": "build the image elsewhere, push it to a registry, and name it as image",
     "env_file": "write the variables under environment",
     "extends": "write the service out: docker compose config does it",
-    "configs": "mount the file: volumes: ['./file:/inside:ro']",
     "volumes_from": "name the volumes in each service",
-    "pid": "leave it out: each sandbox has processes of its own",
-    "ipc": "leave it out: each sandbox has an IPC namespace of its own",
-    "uts": "leave it out: each sandbox has a host name of its own",
-    "userns_mode": "leave it out: each sandbox has a user namespace of its own",
-    "cgroup": "leave it out: each sandbox has a cgroup namespace of its own",
-    "cgroup_parent": "leave it out: limits are given by deploy.resources",
     "security_opt": "what holds a sandbox is its profile: leave it out",
     "device_cgroup_rules": "name the devices: devices",
     "blkio_config": "say io in a job file of dockless's own form: dockless convert FILE",
@@ -62,6 +56,7 @@ _AS_IT_IS = {
     "oom_score_adj": "oom_score_adj", "cpuset": "cpuset", "stop_signal": "stop_signal", "stop_grace_period": "grace",
     "platform": "platform",
 }  # fmt: skip
+_NAMESPACES = {"pid": "pid", "ipc": "ipc", "uts": "uts", "userns_mode": "user", "cgroup": "cgroup"}
 _LISTS = {"cap_add": "cap_add", "cap_drop": "cap_drop", "group_add": "group_add", "tmpfs": "tmpfs", "devices": "devices"}
 _PULL = {"always": "always", "never": "never", "missing": "missing", "if_not_present": "missing"}
 
@@ -74,28 +69,36 @@ def parse(values: Any, source: Source, directory: str, environment: Mapping[str,
     top.required("services")
     top.text("version")
     name = top.text("name")
-    volumes, secrets = {}, {}
+    volumes = {}
     for volume, table in top.tables("volumes"):
-        volumes[volume] = table.text("name", volume)
+        external = table.table("external") if isinstance(table.value("external"), dict) else table
+        volumes[volume] = external.text("name", table.text("name", volume))
         table.unused({"driver": "there are no drivers", "driver_opts": "there are no drivers", "labels": "it has no effect"})
-        table.value("external")
-        table.done()
-    for secret, table in top.tables("secrets"):
-        table.refuse(dict.fromkeys(("external", "environment", "driver", "template_driver"), "give it as a file"))
-        table.required("file")
-        secrets[secret] = posixpath.normpath(posixpath.join(directory, table.text("file")))
-        table.unused({"name": "it has no effect", "labels": "it has no effect"})
-        table.done()
+        table.done_but("x-")
+    files = {kind: _files(top, kind, directory) for kind in ("secrets", "configs")}
     if top.has("networks"):
         top.note("networks", _NO_EFFECT["networks"])
-    top.refuse({"include": "write the services out: docker compose config does it", "configs": _REFUSED["configs"]})
+    top.refuse({"include": "write the services out: docker compose config does it"})
     queue: dict[str, Any] = {}
-    roles = tuple(_role(table, service, directory, volumes, secrets, queue) for service, table in top.tables("services"))
-    roles = tuple(role for role in roles if role.count)
+    found = [_role(table, service, directory, volumes, files, queue) for service, table in top.tables("services")]
+    roles = tuple(role for role in found if role.count)
     if not roles:
         top.wrong("services", "has none that is to run", "give one service at least")
     top.done_but("x-")
-    return JobFile("compose", name, roles, queue, {}, tuple(source.notes))
+    return JobFile("compose", name, roles, queue, {}, tuple(source.notes), True, source)
+
+
+def _files(top: Table, kind: str, directory: str) -> dict[str, str]:
+    """The files of ``secrets`` or ``configs`` by their names, empty for one that is no file."""
+    found = {}
+    for name, table in top.tables(kind):
+        said = table.text("file")
+        found[name] = posixpath.normpath(posixpath.join(directory, said)) if said else ""
+        for key in ("external", "environment", "content", "driver", "template_driver", "name"):
+            table.value(key)
+        table.unused({"labels": "it has no effect"})
+        table.done_but("x-")
+    return found
 
 
 def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[str, str], unset: dict[str, None], left: list[int]) -> Any:
@@ -111,7 +114,7 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
     def within(budget: list[int], text: str) -> None:
         budget[0] -= len(text)
         if budget[0] < 0:
-            source.wrong(path, "becomes too long", "give shorter variables")
+            raise source.error(path, "becomes too long", "give shorter variables")
 
     def one(match: Any) -> str:
         dollar, plain, braced, sign, word = match.groups()
@@ -120,6 +123,7 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
         name = plain or braced
         if not name:
             source.wrong(path, f"{shown(value)} has a '$' that stands for nothing", "write $$ for the character, ${NAME} for a variable")
+            return ""
         found = environment.get(name)
         missing = found is None or (not found and (sign or "")[:1] == ":")
         if sign and sign[-1] == "+":
@@ -129,6 +133,7 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
             return str(found)
         if sign and sign[-1] == "?":
             source.wrong(path, f"needs the variable {name}{': ' + word if word else ''}", f"set it: {name}=… dockless submit FILE")
+            return "unset"
         if not sign and found is None:
             unset[name] = None
         return word if sign else ""
@@ -138,7 +143,9 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
     return int(text) if re.fullmatch("0|[1-9][0-9]{0,17}", text) else text
 
 
-def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], secrets: Mapping[str, str], queue: dict[str, Any]) -> Role:
+def _role(
+    table: Table, name: str, directory: str, volumes: Mapping[str, str], files: Mapping[str, Mapping[str, str]], queue: dict[str, Any]
+) -> Role:
     table.refuse(_REFUSED)
     table.unused(_NO_EFFECT)
     table.required("image")
@@ -148,17 +155,19 @@ def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], s
     options |= {keyword: table.texts(key) for key, keyword in _LISTS.items() if table.has(key)}
     if env := _pairs(table, "environment"):
         options["env"] = env
-    if table.has("extra_hosts"):
-        hosts = table.value("extra_hosts")
-        options["add_hosts"] = table.variables("extra_hosts") if isinstance(hosts, dict) else table.texts("extra_hosts")
+    if hosts := _hosts(table):
+        options["add_hosts"] = hosts
     if sysctls := _pairs(table, "sysctls"):
         options["sysctls"] = sysctls
     mounts = [one for at, item in enumerate(table.items("volumes")) if (one := _mount(table, at, item, directory, volumes, options))]
-    mounts += _secret_mounts(table, secrets)
+    for kind, place in (("secrets", "/run/secrets"), ("configs", "/")):
+        mounts += _file_mounts(table, kind, files[kind], place)
     if mounts:
         options["mounts"] = mounts
     if table.has("ulimits"):
         options["ulimits"] = _ulimits(table)
+    if namespaces := _namespaces(table):
+        options["namespaces"] = namespaces
     for key, keyword in (("tty", "tty"), ("stdin_open", "interactive")):
         if table.flag(key):
             options[keyword] = True
@@ -169,7 +178,7 @@ def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], s
     if not table.flag("init", True):
         table.note("init", "every sandbox has an init process")
     if table.has("network_mode"):
-        mode = table.text("network_mode")
+        mode = table.text("network_mode", "none")
         if mode not in ("host", "none"):
             table.wrong("network_mode", f"is {mode[:40]!r}", "there are the host's own network and none")
         options["network"] = mode
@@ -179,7 +188,7 @@ def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], s
         policy = table.text("pull_policy")
         if policy not in _PULL:
             table.wrong("pull_policy", f"is {policy[:40]!r}", f"give one of {', '.join(_PULL)}")
-        options["pull"] = _PULL[policy]
+        options["pull"] = _PULL.get(policy, "missing")
     if table.has("entrypoint"):
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
@@ -201,20 +210,20 @@ def _words(table: Table, key: str) -> list[str]:
         return shlex.split(table.text(key))
     except ValueError:
         table.wrong(key, "has a quote that does not end", "end it, or give a list")
+        return []
 
 
 def _pairs(table: Table, key: str) -> dict[str, str]:
-    """A mapping, or a list of NAME=value."""
-    if not isinstance(table.value(key), list):
-        return table.variables(key)
-    found = {}
-    for one in table.texts(key):
-        name, equals, value = one.partition("=")
-        if not equals:
+    """A mapping, or a list of NAME=value. What has no value would be the caller's."""
+    if isinstance(table.value(key), list):
+        pairs = [(name, value if equals else None) for name, equals, value in (one.partition("=") for one in table.texts(key))]
+    else:
+        texts = table.variables(key)
+        pairs = [(name, texts[name] if table.value(key)[name] is not None else None) for name in texts]
+    for name, value in pairs:
+        if value is None:
             table.note(key, f"{name[:40]} has no value, and the caller's is not taken")
-        else:
-            found[name] = value
-    return found
+    return {name: value for name, value in pairs if value is not None}
 
 
 def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[str, str], options: dict[str, Any]) -> str:
@@ -222,7 +231,7 @@ def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[st
     if isinstance(item, str):
         source, colon, rest = item.partition(":")
         if not colon:
-            table.source.wrong((*table.path, "volumes", at), f"{shown(item)} has no name", "write NAME:/inside or ./here:/inside")
+            return _unnamed(table, at, item)
         return f"{_source(source, directory, volumes)}:{rest}"
     mount = Table(table.source, item, (*table.path, "volumes", at))
     mount.required("type", "target")
@@ -242,25 +251,70 @@ def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[st
     return "" if kind == "tmpfs" else f"{source}:{target}{readonly}"
 
 
+def _unnamed(table: Table, at: int, target: str) -> str:
+    """A volume without a name is a container's own, and goes with it: so does what a job writes anywhere."""
+    place = (*table.path, "volumes", at)
+    if table.value("read_only") is True or target[:1] != "/":
+        table.source.wrong(place, f"{shown(target)} has no name", "write NAME:/inside or ./here:/inside")
+    else:
+        table.source.note(place, "it has no name: what is written there is the job's own, and goes with it")
+    return ""
+
+
+def _hosts(table: Table) -> Any:
+    """A mapping, or a list of NAME:ADDRESS, without the host's own address where that cannot be reached."""
+    said = table.value("extra_hosts")
+    if isinstance(said, dict):
+        texts = [f"{name}:{address}" for name, address in table.variables("extra_hosts").items()]
+    else:
+        texts = table.texts("extra_hosts")
+    found = []
+    for text in texts:
+        name, sign, address = text.replace("=", ":", 1).partition(":")
+        if address != "host-gateway":
+            found.append(text)
+        elif table.value("network_mode") == "host":
+            found.append(f"{name}{sign}127.0.0.1")
+        else:
+            table.note("extra_hosts", f"{name[:60]} is not known: the host is reached with network_mode: host")
+    return found
+
+
 def _source(source: str, directory: str, volumes: Mapping[str, str]) -> str:
     if source[:1] == ".":
         return posixpath.normpath(posixpath.join(directory, source)) if directory else source
     return volumes.get(source, source)
 
 
-def _secret_mounts(table: Table, secrets: Mapping[str, str]) -> list[str]:
+def _file_mounts(table: Table, kind: str, files: Mapping[str, str], directory: str) -> list[str]:
+    """``kind``: ``secrets`` or ``configs``."""
     found = []
-    for at, item in enumerate(table.items("secrets")):
-        place = (*table.path, "secrets", at)
+    for at, item in enumerate(table.items(kind)):
+        place = (*table.path, kind, at)
         entry = Table(table.source, {"source": item} if isinstance(item, str) else item, place)
         entry.required("source")
         name = entry.text("source")
         target = entry.text("target", name)
         entry.unused(dict.fromkeys(("uid", "gid", "mode"), "the file is shown as it is"))
         entry.done()
-        if name not in secrets:
-            table.source.wrong(place, f"{shown(name)} is no secret of the file", "write it down under secrets, with its file")
-        found.append(f"{secrets[name]}:{posixpath.join('/run/secrets', target)}:ro")
+        if files.get(name):
+            found.append(f"{files[name]}:{posixpath.join(directory, target)}:ro")
+        elif name in files:
+            table.source.wrong(place, f"{shown(name)} is no file", f"write it under {kind} with its file")
+        elif name:
+            table.source.wrong(place, f"{shown(name)} is not in the file", f"write it down under {kind}, with its file")
+    return found
+
+
+def _namespaces(table: Table) -> dict[str, str]:
+    """Those that it has in common with the host."""
+    found = {}
+    for key, kind in _NAMESPACES.items():
+        said = table.text(key, "private")
+        if said == "host":
+            found[kind] = "host"
+        elif said not in ("private", "shareable"):
+            table.wrong(key, f"is {said[:40]!r}", "each sandbox has its own, or the host's: host")
     return found
 
 
@@ -303,6 +357,7 @@ def _restart(table: Table, queue: dict[str, Any]) -> None:
     if word == "on-failure":
         if most and not re.fullmatch("[0-9]{1,6}", most):
             table.wrong("restart", f"{shown(table.text('restart'))} cannot be read", "write on-failure:3")
+            return
         _retry(queue, int(most) if most else None, lambda: table.note("restart", "without a number it is not started again"))
     elif word in ("always", "unless-stopped"):
         table.note("restart", "a job has ended when its program has; on-failure:N starts it again")
@@ -380,6 +435,7 @@ def _gpus(table: Table, reserved: Table) -> str:
         kind.required("kind", "value")
         if kind.text("kind").lower() not in ("nvidia-gpu", "gpu", "nvidia_gpu", "nvidia.com/gpu"):
             kind.wrong("kind", f"is {kind.text('kind')[:40]!r}", "GPUs are what there is: NVIDIA-GPU")
+            continue
         value = kind.value("value")
         # Swarm names GPUs one by one, too: NVIDIA-GPU=UUID
         found.append((reserved, "generic_resources", str(value) if isinstance(value, str) and value else str(kind.whole("value"))))
@@ -392,9 +448,11 @@ def _gpus(table: Table, reserved: Table) -> str:
 
 
 def _request(entry: Table, *, gpu: bool) -> str:
-    capabilities = [str(one) for group in entry.items("capabilities") for one in (group if isinstance(group, list) else [group])]
-    if not gpu and "gpu" not in capabilities:
+    said = [str(one) for group in entry.items("capabilities") for one in (group if isinstance(group, list) else [group])]
+    capabilities = [one.removeprefix("nvidia-") for one in said]
+    if not gpu and "gpu" not in capabilities and capabilities == said:
         entry.wrong("capabilities", f"are {', '.join(capabilities)[:60] or 'none'}", "GPUs are what there is: capabilities: [gpu]")
+        return "0"
     if entry.text("driver", "nvidia") not in ("nvidia", "cdi"):
         entry.wrong("driver", f"is {entry.text('driver')[:40]!r}", "leave it out")
     if entry.has("options"):

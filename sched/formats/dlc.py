@@ -8,6 +8,7 @@ https://www.alibabacloud.com/help/en/pai/user-guide/commands-used-to-submit-jobs
 from __future__ import annotations
 
 from dockless.base.later import re
+from dockless.base.text import shown
 from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, host_path, mounts_of
@@ -16,8 +17,6 @@ from dockless.sched.formats.tables import Source, Table
 _KINDS = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "ElasticBatchJob", "RayJob", "SlurmJob", "DataJuicerJob", "ReplicaJob", "Custom")
 _ROLES = ("chief", "master", "ps", "worker", "evaluator", "graphlearn")
 _MEMORY = r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(?:(Ki|Mi|Gi|Ti|K|M|G|T)B?)?"
-_OF_ONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "RANK": "0", "WORLD_SIZE": "1"}
-"""What torch.distributed asks for where there is one instance: the port is of the sandbox's own network."""
 _OF_A_CLUSTER = {
     **dict.fromkeys(("workspace_id", "resource_id", "node_names", "vpc_id", "switch_id", "security_group_id", "region", "endpoint"),
                     "it names something of a cluster"),
@@ -40,16 +39,20 @@ def values(text: str, source: Source) -> dict[str, Any]:
         key, equals, value = line.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
         if not equals or not re.fullmatch("[A-Za-z_]{1,64}", key):
-            raise BadInput(
-                f"{source.what}:{number}: {line[:40]!r} is not key=value",
-                subject=source.what,
-                hint="write key=value, without blanks in the key",
+            source.add(
+                BadInput(
+                    f"{source.what}:{number}: {shown(line[:40])} is not key=value",
+                    subject=source.what,
+                    hint="write key=value, without blanks in the key",
+                )
             )
+            continue
         if key in found:
-            raise BadInput(f"{source.what}:{number}: {key} is there twice", subject=key, hint="remove one of them")
+            source.add(BadInput(f"{source.what}:{number}: {key} is there twice", subject=key, hint="remove one of them"))
+            continue
         lines[(key,)] = number
         found[key] = value.strip()
-    source.lines = lines
+    source.find_lines = lambda: lines
     return found
 
 
@@ -66,9 +69,8 @@ def parse(text: str, source: Source) -> JobFile:
     if policy not in ("", "AllWorkers", "ChiefWorker"):
         top.wrong("success_policy", f"is {policy[:40]!r}", "it is ChiefWorker or AllWorkers")
     mounts = _data_sources(top)
-    alone = kind == "PyTorchJob" and sum(_count(top, name) for name in _ROLES) == 1
-    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, mounts, alone=alone)) is not None)
-    if not roles:
+    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, mounts)) is not None)
+    if not roles and not source.errors:
         top.wrong("worker_count", "is missing", "say how many workers there are: worker_count=1")
     queue: dict[str, Any] = {}
     if minutes := _number(top, "job_max_running_time_minutes"):
@@ -80,12 +82,12 @@ def parse(text: str, source: Source) -> JobFile:
     top.unused(_OF_A_CLUSTER)
     name = top.text("name")
     top.done([f"{role}_{key}" for role in _ROLES for key in ("count", "cpu", "gpu", "memory", "shared_memory", "image")])
-    return JobFile("dlc", name, roles, queue, {}, tuple(source.notes))
+    return JobFile("dlc", name, roles, queue, {}, tuple(source.notes), True, source)
 
 
 def _number(top: Table, key: str) -> int:
     text = top.text(key, "0", like="[0-9]{1,9}", hint="give a whole number")
-    return int(text)
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 def _variables(top: Table) -> dict[str, str]:
@@ -93,13 +95,9 @@ def _variables(top: Table) -> dict[str, str]:
     for pair in filter(None, top.text("envs").split(",")):
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            top.wrong("envs", f"has {pair[:40]!r}, which is not NAME=value", "write envs=A=1,B=2")
+            top.wrong("envs", f"has {shown(pair[:40])}, which is not NAME=value", "write envs=A=1,B=2")
         found[name.strip()] = value
     return found
-
-
-def _count(top: Table, name: str) -> int:
-    return sum(_number(top, key) for key in (f"{name}_count", f"{name}s") if top.has(key))
 
 
 def _data_sources(top: Table) -> list[str]:
@@ -111,9 +109,7 @@ def _data_sources(top: Table) -> list[str]:
     return mounts_of((), found)
 
 
-def _role(
-    top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, mounts: list[str], *, alone: bool
-) -> Role | None:
+def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, mounts: list[str]) -> Role | None:
     said = [key for key in top.values if key.startswith(f"{name}_") or key in (f"{name}s", name)]
     counts = [key for key in (f"{name}_count", f"{name}s") if top.has(key)]
     if not said:
@@ -122,15 +118,13 @@ def _role(
         top.wrong(said[0], f"stands without {name}_count", f"say how many there are: {name}_count=1")
     if len(counts) > 1:
         top.wrong(counts[1], f"stands beside {counts[0]}", "give one of them")
-    count = _number(top, counts[0])
+    count = _number(top, counts[0]) if counts else 1
 
     def of(key: str) -> str:
         """The role's own, else what is for all."""
         text = top.text(f"{name}_{key}")
         return text or top.text(key)
 
-    if count == 1 and alone:
-        env = env | _OF_ONE
     options: dict[str, Any] = {"env": env} if env else {}
     if mounts:
         options["mounts"] = mounts
@@ -141,6 +135,7 @@ def _role(
             match = re.fullmatch(_MEMORY, text)
             if match is None:
                 top.wrong(f"{name}_{key}", f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
+                continue
             options[keyword] = f"{match[1]}{(match[2] or 'G')[0]}"
     gpus = of("gpu")
     if gpus and not re.fullmatch("[0-9]{1,4}", gpus):

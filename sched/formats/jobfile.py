@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.typing import Any
+from dockless.sched.formats.tables import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Secret:
 @dataclass(frozen=True, slots=True)
 class JobFile:
     """``queue``: the keywords of ``dockless.submit`` that are not of ``dockless.run``, and ``array``. ``secrets``: by the names with which
-    commands and variables refer to them, ``<% $secrets.NAME %>``. ``notes``: what of the file has no effect, each with its place."""
+    commands and variables refer to them, ``<% $secrets.NAME %>``. ``notes``: what of the file has no effect, each with its place.
+    ``together``: each instance is told of all of them, also where there is one. ``source``: where its keys are."""
 
     format: str
     name: str
@@ -45,6 +47,8 @@ class JobFile:
     queue: Mapping[str, Any] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    together: bool = False
+    source: Source | None = field(default=None, repr=False, compare=False)
 
 
 def host_path(address: str) -> str:

@@ -1,21 +1,21 @@
 """Jobs of Microsoft's OpenPAI: version 1, JSON with comments, and version 2, YAML.
 
 https://github.com/microsoft/pai/blob/v0.14.0/docs/job_tutorial.md, https://github.com/microsoft/openpai-protocol (schemas/v2).
-What both give a program are the variables ``PAI_*``. Directories of this host are mounted at the same place; those on HDFS are named to
-it, and nothing of them is fetched.
+What both give a program are the variables ``PAI_*``: those of an instance, and of its ports, are added when it starts (``sched.roles``).
+Directories of this host are mounted at the same place; those on HDFS are named to it, and nothing of them is fetched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.sched.formats.jobfile import JobFile, Role, Secret, host_path, mounts_of
-from dockless.sched.formats.tables import Source, Table
+from dockless.sched.formats.tables import Path, Source, Table
 from dockless.sched.formats.templates import filled, secrets_in
 from dockless.sched.parsing import MAX_AFTER
-from dockless.sched.roles import LOOPBACK
 
 _NAME_1 = r"[A-Za-z0-9._~-]{1,255}"
 _ROLE_1 = r"[A-Za-z0-9._~-]{1,64}"
@@ -27,6 +27,7 @@ _FILES = "file://"
 """Where files are that have no other address: on this host."""
 _PIECES = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|//[^\n]*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/|\Z)|[^"/]+|.'
 """Texts, comments and what is neither, each as far as it goes: one pass, whatever is missing."""
+_Line = tuple[Path, str]
 _NOT_FETCHED = "it is told to the program, and nothing is fetched from there"
 
 
@@ -74,11 +75,11 @@ def parse_1(values: Any, source: Source) -> JobFile:
     retries = top.whole("retryCount")
     mounts = mounts_of(read, written)
     roles = tuple(_role_1(entry, image, env, mounts, model) for entry in top.entries("taskRoles"))
-    if not roles:
+    if not top.items("taskRoles"):
         top.wrong("taskRoles", "is empty", "give one role at least")
     _refuse_twins(roles, top)
     top.done()
-    job = JobFile("openpai", name, roles, {"retries": retries} if retries else {}, {}, tuple(source.notes))
+    job = JobFile("openpai", name, roles, {"retries": retries} if retries else {}, {}, tuple(source.notes), True, source)
     return _with_variables(job)
 
 
@@ -86,7 +87,7 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str],
     table.required("name", "taskNumber", "cpuNumber", "memoryMB", "gpuNumber", "command")
     memory = table.whole("memoryMB", least=100)
     shm = table.whole("shmMB", min(_SHM, memory), least=1)
-    if shm > memory:
+    if shm > memory >= 100:
         table.wrong("shmMB", f"is {shm}, more than memoryMB", f"give at most {memory}")
     ports = {}
     for port in table.entries("portList"):
@@ -113,7 +114,7 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str],
         table.text("name", like=_ROLE_1, hint="letters, digits, '-', '_', '.' and '~' make a name"),
         table.whole("taskNumber", least=1, most=10_000),
         image,
-        ("bash", "-c", command),
+        _shell(command),
         gpus,
         {**options, "gpu_class": model} if model and gpus else options,
         ports,
@@ -124,6 +125,11 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str],
     return found
 
 
+def _shell(commands: str) -> tuple[str, ...]:
+    work = 'export PAI_WORK_DIR="$PWD"\n' if "PAI_WORK_DIR" in commands else ""
+    return ("bash", "-c", work + commands)
+
+
 def _mounted(mounts: list[str]) -> dict[str, Any]:
     return {"mounts": mounts} if mounts else {}
 
@@ -131,7 +137,7 @@ def _mounted(mounts: list[str]) -> dict[str, Any]:
 def _refuse_twins(roles: tuple[Role, ...], top: Table) -> None:
     names = [role.name for role in roles]
     for name in names:
-        if names.count(name) > 1:
+        if name and names.count(name) > 1:
             top.wrong("taskRoles", f"has two roles {name!r}", "give each role a name of its own")
 
 
@@ -175,6 +181,8 @@ def parse_2(values: Any, source: Source) -> JobFile:
         {"retries": retries} if retries else {},
         {key: secret for key, secret in secrets.items() if key in used},
         tuple(source.notes),
+        True,
+        source,
     )
     return _with_variables(job)
 
@@ -193,8 +201,6 @@ def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
     for entry in top.entries("prerequisites"):
         entry.required("type", "uri", "name")
         kind, name = entry.text("type"), entry.text("name")
-        if kind not in found:
-            entry.wrong("type", "is unknown", f"known are {', '.join(found)}")
         for key in ("protocolVersion", "version", "contributor", "description", "plugin"):
             entry.text(key)
         if entry.has("require"):
@@ -205,22 +211,27 @@ def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
             entry.texts("uri")
         else:
             entry.text("uri")
+        entry.done()
+        if kind not in found:
+            entry.wrong("type", "is unknown", f"known are {', '.join(found)}")
+            continue
         if name in found[kind]:
             entry.wrong("name", f"is that of another {kind}", "give each a name of its own")
-        found[kind][name] = dict(entry.values)
-        entry.done()
+        found[kind][name] = {"uri": "", **entry.values}
     return found
 
 
-def _deployment(top: Table, chosen: str) -> dict[str, tuple[list[str], list[str]]]:
+def _deployment(top: Table, chosen: str) -> dict[str, tuple[list[_Line], list[_Line]]]:
     """What stands before and behind each role's commands."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    found: dict[str, tuple[list[_Line], list[_Line]]] = {}
     names = []
     for entry in top.entries("deployments"):
         name = entry.text("name")
         names.append(name)
+        for key in ("version", "contributor", "description"):
+            entry.text(key)
         for role, table in entry.tables("taskRoles"):
-            before, behind = table.texts("preCommands"), table.texts("postCommands")
+            before, behind = _lines(table, "preCommands"), _lines(table, "postCommands")
             if name == chosen:
                 found[role] = before, behind
             table.done()
@@ -235,7 +246,7 @@ def _role_2(
     name: str,
     components: Mapping[str, Mapping[str, Mapping[str, Any]]],
     shared: Mapping[str, Any],
-    around: Mapping[str, tuple[list[str], list[str]]],
+    around: Mapping[str, tuple[list[_Line], list[_Line]]],
 ) -> Role:
     if not re.fullmatch(_ROLE_2, name):
         table.wrong("", "is no name of a role", "letters, digits and '_' make one, with no digit in front")
@@ -246,9 +257,10 @@ def _role_2(
         if component and component not in components[kind]:
             key = "dockerImage" if kind == "dockerimage" else kind
             table.wrong(key, f"is {component!r}, of which there is no {kind}", f"prerequisites has {', '.join(components[kind]) or 'none'}")
+            continue
         if component and kind != "dockerimage":
             scope[kind] = dict(components[kind][component])
-    used = {kind: [name] for kind, name in chosen.items() if name}
+    used = {kind: [name] for kind, name in chosen.items() if name in components[kind]}
     for at, prerequisite in enumerate(table.texts("prerequisites")):
         for kind, of in components.items():
             if prerequisite in of:
@@ -265,17 +277,20 @@ def _role_2(
         table.note("taskRetryCount", "a task is not started again alone; jobRetryCount starts the job again")
     before, behind = around.get(name, ([], []))
 
-    def wrong(why: str, hint: str) -> None:
-        table.wrong("commands", why, hint)
-
-    lines = [filled(line.removesuffix("\n"), scope, wrong) for line in (*before, *table.texts("commands"), *behind)]
+    lines = [
+        filled(line.removesuffix("\n"), scope, partial(table.source.wrong, path))
+        for path, line in (*before, *_lines(table, "commands"), *behind)
+    ]
     completion = table.table("completion")
     ports = resources.table("ports")
+    for key in ("minFailedTaskCount", "minSucceededTaskCount"):
+        if completion.has(key):
+            completion.note(key, f"it has no effect: {key.replace('TaskCount', 'Instances')} is its name here")
     found = Role(
         name,
         table.whole("instances", 1, least=1, most=10_000),
-        str(components["dockerimage"][chosen["dockerimage"]]["uri"]),
-        ("bash", "-c", "\n".join(lines)),
+        str(components["dockerimage"].get(chosen["dockerimage"], {}).get("uri", "")),
+        _shell("\n".join(lines)),
         str(resources.whole("gpu", most=10_000) or ""),
         {
             "cpus": resources.whole("cpu", least=1),
@@ -290,6 +305,11 @@ def _role_2(
     for one in (resources, extra, completion, table):
         one.done()
     return found
+
+
+def _lines(table: Table, key: str) -> list[_Line]:
+    """Commands, each with its place."""
+    return [((*table.path, key, at), line) for at, line in enumerate(table.texts(key))]
 
 
 def _paths(component: Mapping[str, Any]) -> list[str]:
@@ -351,8 +371,6 @@ def _with_variables(job: JobFile) -> JobFile:
                         **role.options.get("env", {}),
                         **common,
                         "PAI_CURRENT_TASK_ROLE_NAME": role.name,
-                        **({"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "0"} if role.count == 1 else {}),
-                        **({f"PAI_HOST_IP_{role.name}_0": LOOPBACK} if len(job.roles) == role.count == 1 else {}),
                     },
                 },
             )

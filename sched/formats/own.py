@@ -12,7 +12,7 @@
     [secrets]
     token = { env = "TOKEN" }          # in the environment of whoever submits it
 
-With ``[roles.NAME]`` each role has such keys of its own; those at the top are then for all of them.
+With ``[roles.NAME]`` each role has such keys of its own; those at the top are then for all of them. Its instances start together.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     if not roles:
         roles = (_role(top, "main", None, keywords),)
     top.done(known)
-    return JobFile("dockless", name, roles, queue, secrets, tuple(source.notes))
+    return JobFile("dockless", name, roles, queue, secrets, tuple(source.notes), top.has("roles"), source)
 
 
 def _queue(top: Table) -> dict[str, Any]:
@@ -155,6 +155,7 @@ def _command(table: Table) -> tuple[str, ...]:
         return ("sh", "-c", table.text("script"))
     if isinstance(table.value("command"), str):
         table.wrong("command", "is one text, not a list", 'give a list, ["python", "train.py"], or a line for a shell as script')
+        return ()
     return tuple(table.texts("command"))
 
 
@@ -165,7 +166,7 @@ def document(job: JobFile) -> dict[str, Any]:
     """The same in our own form. Values of secrets are left out: who submits it has them in the environment."""
     found: dict[str, Any] = {"name": job.name} if job.name else {}
     found |= {key: job.queue[key] for key in QUEUE if key in job.queue}
-    alone = len(job.roles) == 1 and job.roles[0].count == 1
+    alone = len(job.roles) == 1 and job.roles[0].count == 1 and not job.together
     if alone:
         found |= _of_role(job.roles[0])
     else:

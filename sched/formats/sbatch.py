@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dockless.base.later import re
 from dockless.base.text import escaped, shown
-from dockless.base.typing import Any, NoReturn
+from dockless.base.typing import Any
 from dockless.base.units import parse_signal
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role
@@ -81,9 +81,9 @@ class _Options:
         self.values: dict[str, str] = {}
         self.lines: dict[str, int] = {}
 
-    def wrong(self, name: str, why: str, hint: str) -> NoReturn:
+    def wrong(self, name: str, why: str, hint: str) -> None:
         line = f":{self.lines[name]}" if name in self.lines else ""
-        raise BadInput(escaped(f"{self.source.what}{line}: --{name} {why}"), subject=escaped(f"--{name}"), hint=hint)
+        self.source.add(BadInput(escaped(f"{self.source.what}{line}: --{name} {why}"), subject=escaped(f"--{name}"), hint=hint))
 
     def note(self, name: str, why: str) -> None:
         self.source.notes.append(f"{self.source.what}:{self.lines[name]}: --{name}: {why}")
@@ -98,20 +98,22 @@ class _Options:
             elif len(word) > 1 and word[0] == "-" and word[1] in _SHORT:
                 name, equals, value = _SHORT[word[1]], word[2:3] and "=", word[2:].removeprefix("=")
             else:
-                raise BadInput(
-                    f"{self.source.what}:{line}: {shown(word)} is no option", subject=self.source.what, hint="write --name=value"
-                )
+                what = self.source.what
+                self.source.add(BadInput(f"{what}:{line}: {shown(word)} is no option", subject=what, hint="write --name=value"))
+                return
             if name not in (*_KNOWN, *_NO_EFFECT, *_REFUSED):
                 import difflib
 
                 near = difflib.get_close_matches(name, (*_KNOWN, *_NO_EFFECT), 1, 0.6)
                 hint = f"did you mean --{near[0]}?" if near else "leave it out; known are " + ", ".join(f"--{one}" for one in _KNOWN)
-                self.lines[name] = line
+                self.lines[name[:60]] = line
                 self.wrong(name[:60], "is unknown", hint)
+                return
             if not equals and name not in _SWITCHES and (name not in _MAY_HAVE_A_VALUE or (rest and rest[0][:1] != "-")):
                 self.lines[name] = line
                 if not rest:
                     self.wrong(name, "has no value", f"write --{name}=VALUE")
+                    return
                 value = rest.pop(0)
             self.values[name], self.lines[name] = value, line
 
@@ -171,7 +173,7 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
         command = (*interpreter, "-c", *_in_parts(text, source.what), *arguments)
     else:
         command = (*interpreter, "-c", text, *([source.what, *arguments] if arguments else []))
-    return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes))
+    return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes), source=source)
 
 
 def _in_parts(text: str, name: str) -> list[str]:
@@ -211,7 +213,8 @@ def _read(lines: Sequence[str], source: Source) -> _Options:
         try:
             words = shlex.split(line[7:], comments=True)
         except ValueError:
-            raise BadInput(f"{source.what}:{number}: a quote does not end", subject=source.what, hint="end it") from None
+            source.add(BadInput(f"{source.what}:{number}: a quote does not end", subject=source.what, hint="end it"))
+            continue
         said.take(words, number)
     return said
 
@@ -239,6 +242,7 @@ def _gpus(said: _Options) -> tuple[str, str]:
             match = re.fullmatch(_GPUS, f"{rest}:1")
         if kind.removeprefix("gres/") != "gpu" or match is None:
             said.wrong("gres", f"{shown(one)} cannot be read", "GPUs are what there is: --gres=gpu:2")
+            continue
         found["gres"] = found.get("gres", 0) + int(match[2])
         kinds |= {_class(match[1]): "gres"}
     if len(set(found.values())) > 1:
@@ -294,7 +298,7 @@ def _queue(said: _Options) -> tuple[dict[str, Any], tuple[int, int] | None]:
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or not step:
             said.wrong("array", f"{said.values['array'][:40]} has no member", "write a range: 0-15")
-        count = (last - first) // step + 1
+        count = (last - first) // (step or 1) + 1
         found["array"] = f"{count}%{match[4]}" if match[4] else count
         indices = first, step
     for option, key in (("dependency", "after"), ("begin", "begin"), ("signal", "warn")):
@@ -324,6 +328,7 @@ def _seconds(said: _Options) -> int:
         if match is not None:
             return sum(int(part) * unit for part, unit in zip(match.groups(), units, strict=True))
     said.wrong("time", f"{shown(text)} cannot be read", "write minutes, H:M:S or D-H:M:S")
+    return 0
 
 
 def _dependency(said: _Options) -> str:
@@ -352,6 +357,7 @@ def _begin(said: _Options) -> str:
     if match is None:
         if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?", text):
             said.wrong("begin", f"{shown(text)} cannot be read", "write now+2hours, or 2026-11-24T08:00")
+            return ""
         return _moment(said, text)
     unit = {"m": 60, "h": 3600, "d": 86400, "w": 604800}.get((match[2] or "s")[0], 1)
     return f"+{int(match[1] or 0) * unit}s"
@@ -365,6 +371,7 @@ def _moment(said: _Options, text: str) -> str:
         return datetime.fromisoformat(text).astimezone().isoformat()
     except (ValueError, OverflowError, OSError):
         said.wrong("begin", f"{shown(text)} is no time", "write now+2hours, or 2026-11-24T08:00")
+        return ""
 
 
 def _signal(said: _Options) -> str:
@@ -372,6 +379,7 @@ def _signal(said: _Options) -> str:
     match = re.fullmatch(r"(?:[BR]{1,2}:)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,6}))?", text)
     if match is None:
         said.wrong("signal", f"{shown(text)} cannot be read", "write TERM@120")
+        return ""
     try:
         parse_signal(match[1])
     except BadInput as error:

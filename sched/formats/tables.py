@@ -1,37 +1,54 @@
-"""Documents of keys and values, asked for one value after the other: whoever asks says the type, and what nobody asked for is an error."""
+"""Documents of keys and values, asked for one value after the other: whoever asks says the type, and what nobody asked for is an error.
+
+What is wrong is noted, and whoever asked gets what the document might have said instead; ``Source.refuse`` tells all of it at the end.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from dockless.base.findings import Findings
 from dockless.base.later import re
 from dockless.base.text import escaped, shown
-from dockless.base.typing import Any, NoReturn
+from dockless.base.typing import Any
 from dockless.errors import BadInput
 
 Path = tuple[str | int, ...]
 MOST = 10**9
 
 
-class Source:
-    """The file. ``lines``: of values by their paths, where the format knows them; ``notes``: what of the file has no effect."""
+class Source(Findings):
+    """The file, and what is wrong with it. ``notes``: what of the file has no effect."""
 
-    def __init__(self, what: str, lines: Mapping[Path, int] | None = None) -> None:
+    def __init__(self, what: str, lines: Callable[[], Mapping[Path, int]] = dict) -> None:
+        """``lines``: of values by their paths, where the format knows them; asked for once, and only for an error or a note."""
+        super().__init__()
         self.what = what
-        self.lines = lines or {}
+        self.find_lines = lines
         self.notes: list[str] = []
+        self._lines: Mapping[Path, int] | None = None
+        self._wrong: set[Path] = set()
+
+    def line(self, path: Path) -> int:
+        """Of that value; 0 where it is not written, or nobody knows."""
+        if self._lines is None:
+            self._lines = self.find_lines()
+        return self._lines.get(path, 0)
 
     def place(self, path: Path) -> str:
         """``file:12: a.b[0]``: the line of that value, or of what it is in."""
-        whole = dotted(path)
-        while path and path not in self.lines:
-            path = path[:-1]
-        line = f":{self.lines[path]}" if path in self.lines else ""
-        return f"{self.what}{line}: {whole}".removesuffix(": ")
+        line = next((line for end in range(len(path), -1, -1) if (line := self.line(path[:end]))), 0)
+        return f"{self.what}{f':{line}' if line else ''}: {dotted(path)}".removesuffix(": ")
 
-    def wrong(self, path: Path, why: str, hint: str) -> NoReturn:
-        raise BadInput(escaped(f"{self.place(path)} {why}"), subject=escaped(dotted(path)) or self.what, hint=escaped(hint))
+    def error(self, path: Path, why: str, hint: str) -> BadInput:
+        self._wrong.add(path)
+        return BadInput(escaped(f"{self.place(path)} {why}"), subject=escaped(dotted(path)) or self.what, hint=escaped(hint))
+
+    def wrong(self, path: Path, why: str, hint: str) -> None:
+        """Of each value the first thing that is wrong with it is noted."""
+        if path not in self._wrong:
+            self.add(self.error(path, why, hint))
 
     def note(self, path: Path, why: str) -> None:
         self.notes.append(f"{self.place(path)}: {why}")
@@ -53,11 +70,18 @@ class Table:
         if not isinstance(values, dict):
             what = dotted(path) or "the document"
             source.wrong(path, f"is {shown(values)}, not a mapping", f"give {what} as keys with values")
-        self.values: dict[str, Any] = values
+        self.values: dict[str, Any] = values if isinstance(values, dict) else {}
         self._asked: set[str] = set()
 
-    def wrong(self, key: str, why: str, hint: str) -> NoReturn:
-        self.source.wrong((*self.path, *([key] if key else [])), why, hint)
+    def wrong(self, key: str, why: str, hint: str) -> None:
+        self.source.wrong(self._path(key), why, hint)
+
+    def error(self, key: str, why: str, hint: str) -> BadInput:
+        """What is wrong, to be raised where nothing can be read on."""
+        return self.source.error(self._path(key), why, hint)
+
+    def _path(self, key: str) -> Path:
+        return (*self.path, *([key] if key else []))
 
     def note(self, key: str, why: str) -> None:
         self.source.note((*self.path, key), why)
@@ -83,6 +107,7 @@ class Table:
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             self.wrong(key, f"is {shown(value)}, not a text", "put it in quotes")
+            return default
         if like and not re.fullmatch(like, str(value)):
             self.wrong(key, f"{shown(value)} cannot be read", hint or f"it matches {like}")
         return str(value)
@@ -95,6 +120,7 @@ class Table:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             self.wrong(key, f"is {shown(value)}, not a whole number from {least} to {most}", "give such a number, without quotes")
+            return default
         return value
 
     def number(self, key: str) -> float:
@@ -102,6 +128,7 @@ class Table:
         text = str(value)
         if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", text):
             self.wrong(key, f"is {shown(value)}, not a number", "give a number like 2 or 1.5")
+            return 1.0
         found = float(text)
         assert math.isfinite(found)
         return found
@@ -112,6 +139,7 @@ class Table:
         value = self.values[key]
         if not isinstance(value, bool):
             self.wrong(key, f"is {shown(value)}, not true or false", "write true or false, without quotes")
+            return default
         return value
 
     def table(self, key: str) -> Table:
@@ -132,6 +160,7 @@ class Table:
         value = self.values[key]
         if not isinstance(value, list):
             self.wrong(key, f"is {shown(value)}, not a list", "give a list")
+            return []
         return value
 
     def entries(self, key: str) -> Iterator[Table]:
@@ -147,6 +176,7 @@ class Table:
         for at, item in enumerate(self.items(key)):
             if isinstance(item, bool) or not isinstance(item, (str, int, float)):
                 self.source.wrong((*self.path, key, at), f"is {shown(item)}, not a text", "put it in quotes")
+                continue
             found.append(str(item))
         return found
 
@@ -156,6 +186,7 @@ class Table:
         for name, value in self.table(key).values.items():
             if isinstance(value, (dict, list)):
                 self.source.wrong((*self.path, key, name), f"is {shown(value)}, not a text", "put it in quotes")
+                continue
             found[name] = (
                 {None: "", True: "true", False: "false"}.get(value, str(value)) if isinstance(value, (bool, type(None))) else str(value)
             )
@@ -168,7 +199,7 @@ class Table:
                 self.note(key, why)
 
     def refuse(self, keys: Mapping[str, str]) -> None:
-        """What is known and cannot be done: an error with the next step."""
+        """What is known and cannot be done is wrong: with the next step."""
         for key, hint in keys.items():
             if self.has(key) and self.values[key] not in ([], {}, False, ""):
                 self.wrong(key, "is not possible here", hint)
@@ -179,7 +210,7 @@ class Table:
         self.done()
 
     def done(self, also: Iterable[str] = ()) -> None:
-        """``BadInput`` for a key that nobody asked for, with the nearest that somebody did."""
+        """A key that nobody asked for is wrong: the nearest that somebody did is named."""
         for key in self.values:
             if key not in self._asked:
                 import difflib

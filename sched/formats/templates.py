@@ -16,9 +16,11 @@ LONGEST = 1 << 20
 
 
 def filled(text: str, scope: Mapping[str, Any], wrong: Callable[[str, str], Any]) -> str:
-    """``wrong``: told what is not there, and a hint; raises."""
+    """``wrong``: told what is not there, and a hint."""
+    left = LONGEST - len(text)
 
     def one(match: Any) -> str:
+        nonlocal left
         name, steps = match[1], match[2]
         if name == "secrets":
             return str(match[0])
@@ -30,10 +32,13 @@ def filled(text: str, scope: Mapping[str, Any], wrong: Callable[[str, str], Any]
             found = inner
         if found is None or isinstance(found, (dict, list)):
             wrong(f"refers to ${name}{steps}, which is no value", f"there are {', '.join(f'${key}' for key in scope)} and what is in them")
-        return {True: "true", False: "false"}.get(found, str(found)) if isinstance(found, bool) else str(found)
+            return ""
+        put = {True: "true", False: "false"}.get(found, str(found)) if isinstance(found, bool) else str(found)
+        left -= len(put)
+        return put if left >= 0 else ""
 
     whole = re.sub(_REFERENCE, one, text)
-    if len(whole) > LONGEST:
+    if left < 0:
         wrong(f"becomes longer than {LONGEST} characters", "give shorter values")
     return whole
 

@@ -126,7 +126,9 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None, now: float) 
         return Reason(hold.code, "; ".join(parts))
     when = _when(reservation, now)
     if hold.code == "guarantee":
-        when = f"gets them back within the guarantee of {hold.pool}; {when}"
+        name, _ = state.quotas.guarantees(job.user, job.groups).get(hold.pool, ("", 0))  # her groups may be others by now
+        who = hold.pool.removeprefix(f"{name} of ") if name else hold.pool
+        when = f"gets them back within the guarantee of {who}{f' for class {name}' if name else ''}; {when}"
     if reservation.job == job.id:
         latest = reservation.at is not None and hold.code in ("resources", "guarantee") and not job.devices
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at, latest)

@@ -59,7 +59,7 @@ class Places:
     def __init__(self, state: QueueState, one_queue: bool) -> None:
         assert isinstance(state.waiting, WaitingList)
         self.lines = state.waiting.lines
-        self.ranks = Ranks(state.quotas, state.running, state.usage)
+        self.ranks = Ranks(state)
         self.queues = Queues(state, state.waiting, one_queue)
         self.running: Counter[str] = Counter()  # jobs without GPUs of each user
         for job in state.running:

@@ -17,8 +17,8 @@ The rules, in the order they bind:
    come first; the others take what they leave, the one first whose wait is longest for what it asks (``waiting.patience``).
    A job that joins a shared GPU takes none, unless a reservation counts on that GPU and it would keep it for longer (``sharing``).
 
-5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
-   borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
+5. **Guarantees.** A job that stays within a guarantee, of GPUs or of those of a class, comes before all that would borrow. Where too few
+   GPUs are free for it, jobs that borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
 
 6. **Reserved hours.** A job of others that runs into them may have what is over: so the GPUs are free when they begin, and stay so. A job
    that ends before is not concerned (``state.Window``).
@@ -88,7 +88,7 @@ class _Pass(Room):
         self.numbers = count()
         self.resting: dict[Kind, int] = {}
         self.starts: list[StartJob] = []
-        self.ranks = Ranks(state.quotas, state.running, state.usage)
+        self.ranks = Ranks(state)
         self.ranked: dict[Ranked, WaitingJob] = {}
         self.past: dict[Ranked, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
@@ -249,11 +249,11 @@ class _Pass(Room):
             return hold
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
             return None
-        if hold is None and (hold := self.no_room(job, keep=not put_off)) and self.ranks.guarantee_any and self.ranks.guarantee(job):
+        if hold is None and (hold := self.no_room(job, keep=not put_off)) and self.ranks.guarantee_any and self.ranks.guarantees(job):
             late = [kept for pool in self.places if (kept := self.in_the_way(job, pool)) is not None]
             hold.within = max([hold.within, *map(self.time_until, late)])  # who ends by then may get what others have borrowed
         if hold is None:
-            if put_off or not self.late(job) or (self.ranks.guarantee_any and self.ranks.guarantee(job)):
+            if put_off or not self.late(job) or (self.ranks.guarantee_any and self.ranks.guarantees(job)):
                 self.start(job)
             else:
                 self.put_off(job)
@@ -410,40 +410,39 @@ class _Pass(Room):
                 reservation.extra -= drawn[pool] if pool in drawn else job.width if pool == JOBS else self.takes(job, gpus, pool, ends)
         self.count(job, gpus, ends)
         if job.gpus and self.ranks.moving:
-            self.note_ranks(job, furthest)
+            self.note_ranks(job, gpus, furthest)
         for pool in pools:
             self.look_at_parked(pool, furthest)
         self.running.append(
             RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory, width=job.width)
         )
 
-    def note_ranks(self, job: WaitingJob, place: Place) -> None:
+    def note_ranks(self, job: WaitingJob, gpus: Collection[str], place: Place) -> None:
         """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
         if not self.ranked:
             self.ranked = {self.ranks.ranked(one): one for one in self.with_gpus}
         near = [one for one in self.ranked.values() if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
         before = [self.ranks.rank(one) for one in near]
-        self.ranks.started(job)
+        self.ranks.started(job, gpus)
         for one, rank in zip(near, before, strict=True):
             if self.ranks.rank(one) != rank:
                 self.past.setdefault(self.ranks.ranked(one), []).append((rank, place))
 
     def take_back(self, job: WaitingJob) -> bool:
         """Promise ``job``, which stays within a guarantee, the GPUs that are free, those that are just coming free, and what others have
-        borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs: who insists on certain ones, while as many others are
-        free, ends nobody's job for them."""
-        pool = self.ranks.guarantee(job) if self.ranks.guarantee_any else ""
+        borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs, of a class or any: who insists on certain ones, while
+        as many others are free, ends nobody's job for them."""
+        pools = self.ranks.guarantees(job) if self.ranks.guarantee_any else {}
+        pool = next((pool for pool, of in pools.items() if not self.others_free(job, self.ranks.sets[of] if of else self.whole)), "")
         if not pool or any(self.in_the_way(job, place) is not None for place in self.places):
             return False
         goal = self.goal(job)
-        if goal <= self.whole and sum(1 for gpu in self.free if gpu in self.whole) >= job.gpus:
-            return False
         there = [gpu for gpu in self.allowed(job) if gpu in goal]
         stopping = sorted((other for other in self.running if other.stopping), key=lambda other: (other.ends or 0.0, other.id))
         there += [gpu for other in stopping for gpu in sorted(self.gpus_of(other) & goal)]
         taken: Sequence[RunningJob] = ()
         if len(there) < job.gpus:
-            taken = self.from_borrowers(job, goal.difference(there), job.gpus - len(there))
+            taken = self.from_borrowers(pool, goal.difference(there), job.gpus - len(there))
             if not taken:
                 return False
         if any(
@@ -457,10 +456,16 @@ class _Pass(Room):
         self.promise(job, pool, frozenset(there[: job.gpus]))
         return True
 
-    def from_borrowers(self, job: WaitingJob, wanted: frozenset[str], short: int) -> Sequence[RunningJob]:
-        """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet."""
+    def others_free(self, job: WaitingJob, guaranteed: frozenset[str]) -> bool:
+        """Whether as many GPUs as it needs are free of those that are ``guaranteed``; of all but slices."""
+        return self.goal(job) <= guaranteed and sum(1 for gpu in self.free if gpu in guaranteed) >= job.gpus
+
+    def from_borrowers(self, pool: str, wanted: frozenset[str], short: int) -> Sequence[RunningJob]:
+        """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet. None is taken that uses up this guarantee
+        itself: what it has of a class beside other GPUs."""
         ready = self.now - self.state.preemption.after
-        candidates = [other for other in borrowers(self.state.running, self.state.quotas) if not other.stopping]
+        found = borrowers(self.state.running, self.state.quotas, self.ranks.sets)
+        candidates = [other for other in found if not other.stopping and not self.ranks.counts(other, pool)]
         taken_already = {preempted.job for preempted in self.preempts}
         candidates = [other for other in candidates if other.id not in taken_already and not self.shared.has_neighbours(other)]
         taken = fewest((other for other in candidates if other.since <= ready), wanted, short)

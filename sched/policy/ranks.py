@@ -2,25 +2,27 @@
 
 A job's place is ``(whether it would borrow, -priority, shares of the past, turn, number)``; the least comes first. As jobs start, a user's
 share grows and her guarantee is used up, so in a pass places only get later. A turn is ``IN_ORDER``, or later for a job that was put off.
+
+A guarantee and a weight of a class are for the jobs that can get GPUs of the class alone: who asks for it, or for some of them by name.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from dockless.base.typing import TYPE_CHECKING
-from dockless.sched.policy.quotas import Quotas
+from dockless.sched.policy.borrowing import counted
 from dockless.sched.policy.waiting import Line, WaitingJob
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.state import RunningJob
+    from dockless.sched.policy.state import QueueState, RunningJob
 
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]
 
-Ranked = tuple[str, tuple[str, ...], int]
+Ranked = tuple[str, tuple[str, ...], int, tuple[str, ...]]
 
 IN_NO_ORDER: Rank = False, ()
 """The rank of all where it is the same."""
@@ -33,19 +35,22 @@ ENTRY = 600.0
 
 
 class Ranks:
-    """``usage``: GPU-seconds of the past by pool (``user anna``, ``group vision``), None for first come, first served."""
+    """Of the jobs in ``state``. ``sets``: the GPUs of each class that has a guarantee or a weight."""
 
-    def __init__(self, quotas: Quotas, running: Iterable[RunningJob], usage: Mapping[str, float] | None) -> None:
-        self.quotas = quotas
-        self.guarantee_any = quotas.guarantee_any
-        self.moving = self.guarantee_any or usage is not None
-        self._spent: dict[str, float] | None = None if usage is None else defaultdict(float, usage)
+    def __init__(self, state: QueueState) -> None:
+        self.quotas, self._state = state.quotas, state
+        self.guarantee_any = state.quotas.guarantee_any
+        self.moving = self.guarantee_any or state.usage is not None
+        names = state.quotas.guaranteed_classes | (state.quotas.weighted_classes if state.usage is not None else frozenset())
+        self.sets = {name: frozenset(state.classes.get(name, ())) for name in names}
+        self._classes: dict[tuple[str, frozenset[str]], tuple[str, ...]] = {}
+        self._spent: dict[str, float] | None = None if state.usage is None else defaultdict(float, state.usage)
         self._holds: Counter[str] = Counter()
-        self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, int]]] = {}
         self._ranks: dict[Ranked, Rank] = {}
         if self.guarantee_any:
-            for job in running:
-                self._count(job, len(job.gpus))
+            for job in state.running:
+                self._count(job, job.gpus)
 
     def place(self, job: WaitingJob, rank: Rank | None = None, turn: float = IN_ORDER) -> Place:
         borrows, shares = self.rank(job) if rank is None else rank
@@ -72,24 +77,43 @@ class Ranks:
         ranked = self.ranked(job)
         found = self._ranks.get(ranked)
         if found is None:
-            borrows = self.guarantee_any and not self.guarantee(job)
+            borrows = self.guarantee_any and not self.guarantees(job)
             found = self._ranks[ranked] = borrows, self._shares(job) if self._spent is not None else ()
         return found
 
-    @staticmethod
-    def ranked(job: WaitingJob) -> Ranked:
+    def ranked(self, job: WaitingJob) -> Ranked:
         """Jobs that are ranked together."""
-        return job.user, job.groups, job.gpus
+        return job.user, job.groups, job.gpus, self.classes(job) if self.sets else ()
 
-    def guarantee(self, job: WaitingJob) -> str:
-        """The pool within whose guarantee ``job`` stays, empty for none."""
-        guarantees = self._guaranteed(job)
-        return next((pool for pool, count in guarantees.items() if self._holds[pool] + job.gpus <= count), "")
+    def classes(self, job: WaitingJob) -> tuple[str, ...]:
+        """Of the ``sets`` those that have all GPUs that it may get, the smallest first."""
+        if not job.gpus:
+            return ()
+        key = job.gpu_class, job.devices
+        found = self._classes.get(key)
+        if found is None:
+            state = self._state
+            goal = job.devices or frozenset(state.classes.get(job.gpu_class, ()) if job.gpu_class else state.gpus)
+            goal = goal if job.devices or job.gpu_class else goal - state.slices
+            names = (name for name, gpus in self.sets.items() if goal and goal <= gpus)
+            found = self._classes[key] = tuple(sorted(names, key=lambda name: (len(self.sets[name]), name)))
+        return found
 
-    def started(self, job: WaitingJob) -> None:
+    def guarantees(self, job: WaitingJob) -> dict[str, str]:
+        """The pools within whose guarantee ``job`` stays: of which class each is, "" for any GPUs."""
+        classes = ("", *self.classes(job)) if self.sets else ("",)
+        pools = self._guaranteed(job).items()
+        return {pool: name for pool, (name, count) in pools if name in classes and self._holds[pool] + job.gpus <= count}
+
+    def counts(self, job: RunningJob, pool: str) -> bool:
+        """Whether something of what it has uses up the guarantee of that pool."""
+        name, _ = self._guaranteed(job).get(pool, (None, 0))
+        return name is not None and counted(job.gpus, name, self.sets) > 0
+
+    def started(self, job: WaitingJob, gpus: Collection[str]) -> None:
         self._ranks.clear()
         if self.guarantee_any:
-            self._count(job, job.gpus)
+            self._count(job, gpus)
         if self._spent is not None:
             for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
                 self._spent[pool] += job.gpus * ENTRY
@@ -97,16 +121,17 @@ class Ranks:
     def _shares(self, job: WaitingJob) -> tuple[float, ...]:
         """What her groups have had, the one that had most for its weight, then what the user has had."""
         assert self._spent is not None
-        own = self._spent[f"user {job.user}"] / (self.quotas.of("user", job.user).weight or 1)
-        weights = ((group, self.quotas.of("group", group).weight) for group in job.groups)
+        classes = self.classes(job) if self.sets else ()
+        own = self._spent[f"user {job.user}"] / (self.quotas.weight("user", job.user, classes) or 1)
+        weights = ((group, self.quotas.weight("group", group, classes)) for group in job.groups)
         return max((self._spent[f"group {group}"] / weight for group, weight in weights if weight), default=own), own
 
-    def _guaranteed(self, job: WaitingJob | RunningJob) -> dict[str, int]:
+    def _guaranteed(self, job: WaitingJob | RunningJob) -> dict[str, tuple[str, int]]:
         found = self._guarantees.get((job.user, job.groups))
         if found is None:
             found = self._guarantees[job.user, job.groups] = self.quotas.guarantees(job.user, job.groups)
         return found
 
-    def _count(self, job: WaitingJob | RunningJob, gpus: int) -> None:
-        for pool in self._guaranteed(job):
-            self._holds[pool] += gpus
+    def _count(self, job: WaitingJob | RunningJob, gpus: Collection[str]) -> None:
+        for pool, (name, _) in self._guaranteed(job).items():
+            self._holds[pool] += counted(gpus, name, self.sets)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from dockless.base.dataclass import dataclass, replace
+from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.typing import Literal
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
@@ -36,7 +36,8 @@ _HOURS = 1000
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """A job of a trace. Times in seconds. ``runs``: how long it would run if it had no time limit; ``time_limit``: 0 for none;
-    ``groups``: whose quotas it counts in. ``cores``, ``memory``, ``gpu_class``: as in ``WaitingJob``."""
+    ``groups``: whose quotas it counts in. ``cores``, ``memory``, ``gpu_class``, ``share``: as in ``WaitingJob``. ``members``: where it is
+    several that start together, each of them."""
 
     submitted: float
     runs: float
@@ -48,6 +49,13 @@ class TraceJob:
     cores: int = 0
     memory: int = 0
     gpu_class: str = ""
+    share: int = 0
+    members: tuple[TraceJob, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many jobs it is."""
+        return len(self.members) or 1
 
     @property
     def length(self) -> float:
@@ -57,10 +65,6 @@ class TraceJob:
 
 Has = Callable[[TraceJob, Sequence[str]], float]
 """What a job has while it runs, with these GPUs."""
-
-
-def _gpus(job: TraceJob, gpus: Sequence[str]) -> float:
-    return job.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Replay:
     """What became of a trace on a host of so many GPUs. ``started``: when each job of ``jobs`` does, in seconds of the trace's clock, of
     several times the last; ``never``: how many of the trace's jobs are not among them, because this host or a quota could never let them
     start; ``lost``: what ran in vain, because its GPUs were given back: the place of the job in ``jobs``, from when, until when. ``had``,
-    ``lost_had``: the names of the GPUs of each start, and of each of these."""
+    ``lost_had``: the names of the GPUs of each start, and of each of these. ``shareable``: as in ``QueueState``."""
 
     gpus: int
     jobs: tuple[TraceJob, ...]
@@ -87,6 +91,12 @@ class Replay:
     lost: tuple[tuple[int, float, float], ...] = ()
     had: tuple[tuple[str, ...], ...] = ()
     lost_had: tuple[tuple[str, ...], ...] = ()
+    shareable: Mapping[str, int] = field(default_factory=dict)
+
+    def has(self, job: TraceJob, gpus: Sequence[str]) -> float:
+        """How many GPUs a job has, of one that it shares its part of the memory."""
+        whole = self.shareable.get(gpus[0], 0) if job.share and gpus else 0
+        return job.share / whole if whole else job.gpus
 
     @property
     def begins(self) -> float:
@@ -106,7 +116,8 @@ class Replay:
     def utilisation(self) -> float:
         """The part of all GPU time, from the first submission to the last end, in which jobs had the GPUs, and not in vain."""
         whole = self.gpus * (self.ends - self.begins)
-        return sum(job.length * job.gpus for job in self.jobs) / whole if whole else 0.0
+        had = self.had or [()] * len(self.jobs)
+        return sum(job.length * self.has(job, gpus) for job, gpus in zip(self.jobs, had, strict=True)) / whole if whole else 0.0
 
     @property
     def slowdown(self) -> float:
@@ -140,7 +151,7 @@ class Replay:
             work[job.user] += job.gpus * job.length
         return work
 
-    def over_time(self, pieces: int, has: Has = _gpus) -> dict[str, list[float]]:
+    def over_time(self, pieces: int, has: Has | None = None) -> dict[str, list[float]]:
         """How many GPUs each user has, or what else a job ``has``, as the mean of each of so many equal pieces of the time."""
         begins = self.begins
         piece = (self.ends - begins) / pieces
@@ -149,7 +160,7 @@ class Replay:
         runs = [(job, gpus, start, start + job.length) for (job, start), gpus in zip(self._pairs(), had, strict=True)]
         runs += [(self.jobs[number], gpus, start, end) for (number, start, end), gpus in zip(self.lost, lost_had, strict=True)]
         for job, gpus, start, end in runs:
-            amount = has(job, gpus)
+            amount = self.has(job, gpus) if has is None else has(job, gpus)
             if not amount:
                 continue
             row = rows[job.user]
@@ -192,7 +203,8 @@ def replay(
     places = {number: place for place, number in enumerate(kept)}
     lost = tuple((places[number], start, end) for number, start, end, _ in run.lost)
     had = tuple(run.had[number] for number in kept), tuple(gpus for *_, gpus in run.lost)
-    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept), lost, *had)
+    jobs = tuple(run.jobs[number] for number in kept)
+    return Replay(len(host.gpus), jobs, starts, len(run.jobs) - len(kept), lost, *had, shareable=host.shareable)
 
 
 class _Run:
@@ -281,7 +293,7 @@ class _Run:
         return WaitingJob(
             *(number + 1, job.user, job.gpus, job.groups),
             priority=priority, time_limit=job.time_limit, since=job.submitted, gpu_class=job.gpu_class,
-            cores=job.cores, memory=job.memory,
+            cores=job.cores, memory=job.memory, share=job.share, width=job.width,
         )  # fmt: skip
 
     def _can_start(self, job: WaitingJob) -> bool:
@@ -317,8 +329,11 @@ class _Run:
         self.waiting.remove(self.queued.pop(number))
         self.started[number - 1], self.had[number - 1], self.in_vain = now, tuple(gpus), 0
         ends = now + job.time_limit if job.time_limit else None
-        held = frozenset(gpus)
-        self.running[number] = RunningJob(number, job.user, held, job.groups, ends, now, cores=job.cores, memory=job.memory)
+        self.running[number] = RunningJob(
+            *(number, job.user, frozenset(gpus), job.groups, ends, now),
+            share=job.share if gpus and gpus[0] in self.host.shareable else 0,
+            cores=job.cores, memory=job.memory, width=job.width,
+        )  # fmt: skip
         self._ends(number, now + job.length)
 
     def _ends(self, job: int, moment: float) -> None:
@@ -326,5 +341,5 @@ class _Run:
         heappush(self.ends, (moment, job))
 
     def _first(self, usage: Mapping[str, float] | None) -> WaitingJob:
-        ranks = Ranks(self.host.quotas, self.running.values(), usage)
+        ranks = Ranks(replace(self.host, running=[*self.running.values()], usage=usage))
         return min((line.first() for line in self.waiting.lines.values()), key=ranks.place)

@@ -14,10 +14,12 @@ from dockless.sched.policy.waiting import WaitingJob, longest, order
 
 
 class Room(Pools):
-    """``reserved``: the reservation in each pool, of the first that was held there."""
+    """``reserved``: the reservation in each pool, of the first that was held there. ``guaranteed``: the GPUs of each class of which
+    somebody has a guarantee: who may have others gets those."""
 
     def __init__(self, state: QueueState, now: float) -> None:
         super().__init__(state, now)
+        self.guaranteed = [frozenset(state.classes.get(name, ())) for name in state.quotas.guaranteed_classes]
         self.reserved: dict[str, Reservation] = {}
         self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
         self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
@@ -232,9 +234,12 @@ class Room(Pools):
             within = self.within_bounds(job, bounds)
             outside = [gpu for gpu in within if not any(gpu in self.sets[pool] for pool in bounds)]
             free = outside if len(outside) >= job.gpus else within[: job.gpus]
-        if job.devices or self.goal(job) & self.state.slices:
+        goal = self.goal(job)
+        if job.devices or goal & self.state.slices:
             return tuple(free[: job.gpus])
-        return self.pack(job.gpus, free)
+        others = [gpus for gpus in self.guaranteed if not goal <= gpus]
+        spare = [gpu for gpu in free if not any(gpu in gpus for gpus in others)] if others else free
+        return self.pack(job.gpus, spare if len(spare) >= job.gpus else free)
 
     def pack(self, count: int, whole: Sequence[str]) -> tuple[str, ...]:
         links = self.state.links

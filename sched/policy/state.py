@@ -106,14 +106,15 @@ def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:
     """What it takes of one of the ``supplies``, at most. Who shares a GPU has as much of its part as of its memory; a slice has none."""
     supply, asked = state.supplies[pool], job.cores if pool == CORES else job.memory
     if not job.gpus:
-        return asked or supply.per_job
+        return supply.counts(asked, has_gpus=False)
     if isinstance(job, RunningJob):
         whole = len(job.gpus - state.slices)
     elif job.devices:
         whole = len(job.devices - state.slices)
     else:
         whole = 0 if job.gpu_class and not state.slices.isdisjoint(state.classes.get(job.gpu_class, ())) else job.gpus
-    return max(0, asked - supply.own(whole, job.share, state.shareable.values()))
+    own = supply.own(whole, job.share, state.shareable.values())
+    return supply.counts(asked, has_gpus=True, own=own) - own
 
 
 @dataclass(frozen=True, slots=True)

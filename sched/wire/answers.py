@@ -32,9 +32,11 @@ from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queries
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
-from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
+MAX_EVENTS = 1000
+"""Of one job, in an answer."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -73,6 +75,11 @@ class Answers:
         assert stored is not None
         entry = self.engine.entries.get(number)
         return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
+
+    def events(self, caller: Caller, number: int) -> list[JobEvent]:
+        """What happened to a job, the newest ``MAX_EVENTS``. Raises UnknownJob, NotPermitted."""
+        self.own(caller, number)
+        return [JobEvent(*one) for one in queries.events(self.engine.reader, number, MAX_EVENTS)]
 
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
@@ -319,14 +326,14 @@ class Answers:
             counts["group", name]
         found = []
         if quotas.default != Quota():
-            limits = tuple(ClassInfo(of, 0, most) for of, most in quotas.default.classes.items())
-            found.append(QuotaInfo("default", "", **{**plain(quotas.default), "classes": limits}))
+            classes = tuple(ClassInfo(of, 0, **plain(said)) for of, said in quotas.default.classes.items())
+            found.append(QuotaInfo("default", "", **{**plain(quotas.default), "classes": classes}))
         for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
             if kind == "user" or name in quotas.groups:
                 quota, used = quotas.of(kind, name), held[kind, name]
-                classes = tuple(ClassInfo(of, len(used.intersection(of_classes[of])), most) for of, most in quota.classes.items())
-                said: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
-                found.append(QuotaInfo(kind, name, **said))
+                classes = tuple(ClassInfo(of, len(used.intersection(of_classes[of])), **plain(said)) for of, said in quota.classes.items())
+                values: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
+                found.append(QuotaInfo(kind, name, **values))
         return found
 
 

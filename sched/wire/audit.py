@@ -26,7 +26,7 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any
 from dockless.sched.callers import Caller
 
-READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "quotas", "exceeded", "top", "usage", "logs", "spec"))
+READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "quotas", "exceeded", "top", "usage", "logs", "spec", "part", "events"))
 """What changes nothing, and is not written down, except of another's job what its output and its specification are read by."""
 SIZE = 8 << 20
 _NAMED = 20

@@ -90,7 +90,7 @@ class Picture:
             temperature=reading.temperature,
             power=reading.power,
             programs=tuple(
-                GpuProgram(one.pid, "" if one.uid < 0 else self.engine.callers.quota_of(one.uid)[0], one.job, one.memory)
+                GpuProgram(one.pid, "" if one.uid < 0 else self.engine.callers.quota_of(one.uid)[0], one.job, one.memory, one.busy)
                 for one in programs[:PROGRAMS]
             ),
             more=max(0, len(programs) - PROGRAMS),
@@ -102,7 +102,8 @@ class Picture:
         job = entry.job
         index = {gpu.uuid: gpu.index for gpu in self.engine.gpus.everything}
         figures = [found for uuid in job.devices if (found := self.engine.watch.figures.get(uuid)) is not None]
-        busy = [figure.reading.busy for figure in figures if figure.reading.busy is not None]
+        share = sharing.share(self.engine, job)
+        busy = [one for figure in figures if (one := figure.busy(job.id, alone=not share)) is not None]
         used = [program.memory for figure in figures for program in figure.programs if program.job == job.id]
         return JobUse(
             job.id,
@@ -113,7 +114,7 @@ class Picture:
             job.time_limit,
             sum(busy) / len(busy) if busy else None,
             None if not figures or None in used else sum(memory or 0 for memory in used),
-            sharing.share(self.engine, job) << 20,
+            share << 20,
         )
 
     def _users(self, gpus: tuple[GpuInfo, ...]) -> list[UserUse]:

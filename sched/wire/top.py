@@ -9,12 +9,14 @@ from dockless.base.typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """A process that uses a GPU. ``pid``: as the host numbers it. ``job`` 0: of no job. ``memory``: bytes, None where that is not told."""
+    """A process that uses a GPU. ``pid``: as the host numbers it. ``job`` 0: of no job. ``memory``: bytes; ``busy``: the share of the last
+    second in which it computed there, 0 to 1; None where that is not told."""
 
     pid: int
     user: str = ""
     job: int = 0
     memory: int | None = None
+    busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,9 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class JobUse:
-    """A job that has been started, and what it does with its GPUs. ``name``: empty for another's. ``busy``: the mean of its GPUs; ``used``:
-    bytes of their memory that its processes have; None for what is not known. ``share``: bytes that it may have of a shared GPU."""
+    """A job that has been started, and what it does with its GPUs. ``name``: empty for another's. ``busy``: the mean of its GPUs,
+    and of one that it shares what its own programs compute; ``used``: bytes of their memory that its processes have; None for what is not
+    known. ``share``: bytes that it may have of a shared GPU."""
 
     job: int
     user: str

@@ -19,7 +19,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import reading
 from dockless.sched.engine.admission.exceeded import exceeded
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.gpus import draining, slicing
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import Job
@@ -27,7 +27,7 @@ from dockless.sched.parsing import MAX_ARRAY
 from dockless.sched.store import queries
 from dockless.sched.used import BY
 from dockless.sched.wire.answers import Answers
-from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds
+from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds, words
 from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.pacing import Pacing
 from dockless.sched.wire.picture import Picture
@@ -42,6 +42,8 @@ AT_ONCE = 100
 MAX_LISTED = 100_000
 MAX_GPUS = 1000
 """GPUs that one request may name."""
+MAX_SLICES = 256
+"""Slices of GPUs that one request may make or remove."""
 
 
 class Verbs:
@@ -67,12 +69,15 @@ class Verbs:
             "job": self._job,
             "spec": self._spec,
             "why": self._why,
+            "events": self._events,
             "cancel": self._cancel,
             "hold": partial(self._each, partial(holding.hold, self._engine)),
             "release": self._release,
             "requeue": self._requeue,
             "drain": self._drain,
             "undrain": self._drain,
+            "mig_create": self._create_slices,
+            "mig_remove": self._remove_slices,
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
@@ -110,8 +115,12 @@ class Verbs:
         return {"job": self._answers.job(caller, job_id(request.get("job"))).as_dict()}
 
     async def _why(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.decided()
         found = await self._answers.why(caller, job_id(request.get("job")), partial(self._pacing.turn, caller.uid))
         return {"why": found.as_dict()}
+
+    async def _events(self, caller: Caller, request: Request) -> Answer:
+        return {"events": plain(self._answers.events(caller, job_id(request.get("job"))))}
 
     async def _cancel(self, caller: Caller, request: Request) -> Answer:
         grace = seconds(request, "grace", 3600.0)
@@ -133,6 +142,17 @@ class Verbs:
             await draining.drain(self._engine, caller, gpus, everything, reason)
         else:
             await draining.undrain(self._engine, caller, gpus, everything)
+        return {}
+
+    async def _create_slices(self, caller: Caller, request: Request) -> Answer:
+        index = integer(request, "gpu", 0, MAX_GPUS)
+        profiles = words(request, "profiles", MAX_SLICES)
+        if index is None:
+            raise BadInput("'gpu' is not said", subject="gpu", hint="`dockless gpu list` has the indices first")
+        return {"created": await slicing.create(self._engine, caller, index, profiles)}
+
+    async def _remove_slices(self, caller: Caller, request: Request) -> Answer:
+        await slicing.remove(self._engine, caller, words(request, "slices", MAX_SLICES))
         return {}
 
     async def _release(self, caller: Caller, request: Request) -> Answer:
@@ -188,10 +208,11 @@ class Verbs:
         return {"info": self._answers.info().as_dict()}
 
     async def _quotas(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.gpus.look()
         return {"quotas": plain(self._answers.quotas())}
 
     async def _exceeded(self, caller: Caller, request: Request) -> Answer:
-        return {"exceeded": plain(exceeded(self._engine, caller.uid, _gpus(request)))}
+        return {"exceeded": plain(await exceeded(self._engine, caller.uid, _gpus(request)))}
 
     async def _top(self, caller: Caller, request: Request) -> Answer:
         return {"top": (await self._picture.seen_by(caller)).as_dict()}

@@ -10,6 +10,7 @@
     with dockless.Sandbox(["cat"], stdin=dockless.PIPE, stdout=dockless.PIPE) as box: ...
     box = dockless.start("python:3.12", ["python", "serve.py"], id="web"); box.pause(); dockless.Sandbox.open("web").stop()
     job = dockless.submit("python:3.12", ["python", "train.py"], gpus=2, time_limit="2h"); job.wait()
+    jobs = dockless.submit(["./step"], array="0-99%4"); jobs = dockless.submit_file("job.toml")
 
 Importing this package costs next to nothing: every name below is fetched when it is first used (PEP 562).
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dockless._finding import create as create
     from dockless._finding import list as list
     from dockless._finding import start as start
+    from dockless._jobfiles import submit_file as submit_file
     from dockless._keywords import Options as Options
     from dockless._keywords import QueueOptions as QueueOptions
     from dockless._pool import Pool as Pool
@@ -161,6 +163,7 @@ _HOME = {
     "sandbox.state": ("State",),
     "sched": ("Job", "JobSpec"),
     "_stdio": ("DEVNULL", "PIPE", "STDOUT"),
+    "_jobfiles": ("submit_file",),
     "_submitting": ("Submitted", "submit"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

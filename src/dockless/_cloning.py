@@ -1,4 +1,4 @@
-"""A job of the queue as a job file, so that it can be read, edited and submitted again: the inverse of ``make_job``."""
+"""Jobs of the queue as a job file, so that they can be read, edited and submitted again: the inverse of ``make_job``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dockless.errors import BadInput
 from dockless.sched.formats import JobFile, Role
 from dockless.sched.formats.own import QUEUE
 from dockless.sched.jobs import JobSpec
+from dockless.sched.parsing import parse_port
 
 if TYPE_CHECKING:
     from dockless.sandbox.spec import Mount, Spec
@@ -27,12 +28,22 @@ _NOT_SAID = (("best_effort", False), ("seccomp", ""))
 """What the command line gives where nothing was said."""
 
 
-def file_of(job: JobSpec) -> JobFile:
-    """``job`` as a file that says the same, but for what it waited for and the limit of its array. ``BadInput`` where only Python can, and
-    for one that started together with others."""
-    if job.role:
-        hint = "`dockless requeue` submits them again together; with changes: dockless submit FILE"
-        raise BadInput("a job that starts together with others has no clone of its own", subject=job.role, hint=hint)
+def file_of(jobs: Sequence[JobSpec]) -> JobFile:
+    """A job, or all of those that start together, by rank, as a file that says the same, but for what they waited for and the limit of an
+    array. ``BadInput`` where only Python can."""
+    found = [(_queue(job), _role(job)) for job in jobs]
+    roles = list(dict.fromkeys(job.role for job in jobs))
+    counts = [len([job for job in jobs if job.role == role]) for role in roles]
+    firsts = [sum(counts[:at]) for at in range(len(roles))]
+    again = [found[first] for first, count in zip(firsts, counts, strict=True) for _ in range(count)]
+    if again != found or any(queue != found[0][0] for queue, _ in found) or len({job.name for job in jobs}) > 1:
+        hint = "submit them again from Python; `dockless requeue` submits them as they were, once they have ended"
+        raise BadInput("jobs of one role that differ cannot be written in a file", subject="role", hint=hint)
+    made = [replace(found[first][1], count=count) for first, count in zip(firsts, counts, strict=True)]
+    return JobFile("dockless", jobs[0].name, tuple(made), found[0][0], {}, together=bool(jobs[0].role))
+
+
+def _queue(job: JobSpec) -> dict[str, Any]:
     queue = {
         name: plain(getattr(job, name))
         for name, default in defaults_of(JobSpec).items()
@@ -40,14 +51,34 @@ def file_of(job: JobSpec) -> JobFile:
     }
     if job.warn_signal:
         queue["warn"] = f"{_signal(job.warn_signal)}@{job.warn_before:g}s"
-    role = Role("main", 1, job.spec.image, job.spec.argv, job.gpus, _keywords(job.spec))
-    return JobFile("dockless", job.name, (role,), queue, {})
+    return queue
 
 
-def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[str]) -> JobFile:
+def _role(job: JobSpec) -> Role:
+    return Role(
+        job.role or "main",
+        1,
+        job.spec.image,
+        job.spec.argv,
+        job.gpus,
+        _keywords(job.spec),
+        dict(map(parse_port, job.ports)),
+        job.min_failed or None,
+        job.min_succeeded or None,
+    )
+
+
+def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[str], role: str = "") -> JobFile:
     """With keywords of ``dockless.run`` in the place of what it says, None for what is not said: variables are set beside the others, and
-    lists go on."""
-    role = file.roles[0]
+    lists go on. ``role``: of that one alone. ``BadInput`` where there is none of that name."""
+    names = [one.name for one in file.roles] if file.together else []
+    if role and role not in names:
+        hint = f"there are {', '.join(names)}" if names else "leave --role out: it is for jobs that start together"
+        raise BadInput(f"there is no role {role[:60]!r}", subject="--role", hint=hint)
+    return replace(file, roles=tuple(_changed(one, options, command) if role in ("", one.name) else one for one in file.roles))
+
+
+def _changed(role: Role, options: Mapping[str, Any], command: Sequence[str]) -> Role:
     said = {name: value for name, value in options.items() if value not in (None, [], {}) and (name, value) not in _NOT_SAID}
     gpus = _gpus(role.gpus, {name: said.pop(name) for name in _OF_GPUS if name in said})
     if isinstance(said.get("health"), HealthCheck):
@@ -57,7 +88,7 @@ def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[st
         said["mounts"] = [mount if isinstance(mount, str) else _mount(mount) for mount in mounts if not _is_tmpfs(mount)]
     said |= {name: {**role.options.get(name, {}), **_pairs(said[name])} for name in ("env", "sysctls") if name in said}
     said |= {name: [*role.options.get(name, []), *said[name]] for name in _LISTS if name in said}
-    return replace(file, roles=(replace(role, command=tuple(command) or role.command, gpus=gpus, options={**role.options, **said}),))
+    return replace(role, command=tuple(command) or role.command, gpus=gpus, options={**role.options, **said})
 
 
 def _gpus(before: str, said: Mapping[str, Any]) -> str:

@@ -1,13 +1,16 @@
-"""Job files as jobs of the queue: ``dockless submit FILE``. What the formats are: ``dockless.sched.formats``."""
+"""Job files as jobs of the queue: ``dockless.submit_file``, ``dockless submit FILE``. What the formats are: ``dockless.sched.formats``."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dockless._submitting import make_job
+from dockless._options import unknown_keyword
+from dockless._submitting import Order, Submitted, make_job, submitted
 from dockless.base import json
 from dockless.base.dataclass import replace
+from dockless.base.findings import Findings
 from dockless.base.idmaps import user_name
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -17,6 +20,10 @@ from dockless.sched.formats.tables import Source
 from dockless.sched.formats.templates import secrets_in, told
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dockless._keywords import QueueOptions
+    from dockless.base.paths import StrPath
     from dockless.sched import JobSpec
     from dockless.sched.parsing import ArrayCount
 
@@ -28,6 +35,55 @@ _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
 _MOST_ERRORS = 20
+_TOLD_EVERY = 200
+
+
+def submit_file(
+    path: StrPath | None = None,
+    *,
+    text: str | None = None,
+    format: str = "",
+    arguments: Sequence[str] = (),
+    array: str | int | None = None,
+    **queue: Unpack[QueueOptions],
+) -> list[Submitted]:
+    """Queue what a job file describes, all of it or nothing; when this returns the jobs are on disk. The handles of all jobs: of those that
+    start together the first stands for all.
+
+    ``path``, or its ``text``, in one of the formats of docs/queue.md; ``format``: one of them, by default as it looks. ``arguments``: of a
+    batch script. ``array``: as in ``dockless.submit``. ``queue``: instead of what the file says. What of the file has no effect is a
+    ``UserWarning``. ``BadInput`` with a note for each further mistake; errors as those of ``dockless.submit``.
+    """
+    import warnings
+
+    from dockless._keywords import QueueOptions
+    from dockless.sched.parsing import parse_array
+
+    if (path is None) == (text is None):
+        raise BadInput("a job file is a path or a text", subject="path", hint="dockless.submit_file(PATH), or text=…")
+    for name in queue:
+        if name not in QueueOptions.__annotations__:
+            raise unknown_keyword(name, QueueOptions.__annotations__)
+    what = "text" if path is None else os.fspath(path)
+    if text is None:
+        file = read_job_file(os.path.join(".", what) if what == "-" else what, format=format, arguments=arguments)
+    else:
+        file = _read(text, what, os.getcwd(), format, arguments)
+    for note in file.notes:
+        warnings.warn(note, stacklevel=2)
+    return submitted(order_of(file, what, array=None if array is None else parse_array(array), **queue))
+
+
+def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **queue: Any) -> Order:
+    """What is queued of a file. ``array`` and ``queue``: instead of what it says, where not None. ``BadInput``"""
+    if together := start_together(file, array=array is not None or "array" in file.queue):
+        if array is not None:
+            raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+        jobs = make_gang_of(file, what, **queue)
+    else:
+        jobs = [make_job_of(file, what, **queue)]
+        array = array or array_of(file, what)
+    return Order(tuple(jobs), array, together, pulls_of(file, what), file.format == "sbatch")
 
 
 def keywords() -> list[str]:
@@ -54,6 +110,10 @@ def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ())
     text = _text(path, LONGEST)
     what = "standard input" if path == "-" else path
     directory = os.path.dirname(os.path.abspath(os.path.expanduser(path))) if path != "-" else os.getcwd()
+    return _read(text, what, directory, format, arguments)
+
+
+def _read(text: str, what: str, directory: str, format: str, arguments: Sequence[str]) -> JobFile:
     return read(text, what, format=format, keywords=keywords(), directory=directory, environment=os.environ, arguments=arguments)
 
 
@@ -75,14 +135,17 @@ def _text(path: str, longest: int) -> str:
     return text.replace("\r\n", "\n")
 
 
-def jobs_of_list(path: str) -> list[JobSpec]:
-    """The jobs of a file of lines, each a job in dockless's own form, JSON. ``BadInput`` with a note for each line that is wrong."""
+def jobs_of_list(path: str, progress: Callable[[int, int], None] = lambda done, of: None) -> list[JobSpec]:
+    """The jobs of a file of lines, each a job in dockless's own form, JSON. ``progress``: told now and then how many of how many lines are
+    read. ``BadInput`` with a note for each line that is wrong."""
     found: list[JobSpec] = []
     wrong: list[str] = []
     lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")
     known = keywords()
     for number, line in enumerate(lines, 1):
         what = f"{path}:{number}"
+        if number % _TOLD_EVERY == 0:
+            progress(number, len(lines))
         try:
             found.append(make_job_of(_line(line, what, known), what))
         except DocklessError as error:
@@ -118,16 +181,34 @@ def _refuse(wrong: Sequence[str], count: int, path: str) -> None:
 
 def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
     """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
-    if len(file.roles) != 1 or file.roles[0].count != 1:
+    if _is_several(file):
         listed = ", ".join(f"{role.name} ({role.count})" for role in file.roles)
         hint = "submit it as a file: dockless submit FILE"
         raise BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint)
-    return _make_job(file, file.roles[0], what, queue)
+    job = _make_job(file, file.roles[0], what, queue)
+    return _told(job, file.roles[0]) if file.together else job
 
 
-def start_together(file: JobFile) -> bool:
-    """Whether it becomes several jobs, or one that is told of its ports."""
-    return len(file.roles) > 1 or any(role.count > 1 or role.ports for role in file.roles)
+def _is_several(file: JobFile) -> bool:
+    return len(file.roles) != 1 or file.roles[0].count != 1
+
+
+def start_together(file: JobFile, *, array: bool = False) -> bool:
+    """Whether it becomes several jobs, or one that is told of its rank and its ports. ``array``: of many of it, which start one after the
+    other."""
+    return _is_several(file) or bool(file.roles[0].ports) or (file.together and not array)
+
+
+def _told(job: JobSpec, role: Role) -> JobSpec:
+    """One of an array, each alone: its ports are those of its own network."""
+    from dockless.sched.jobs import JobOptions
+    from dockless.sched.roles import FIRST_PORT, environment
+
+    if job.spec.network == "host":
+        return job
+    own = dict(job.spec.env)
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai="PAI_TASK_ROLE_LIST" in own)
+    return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
 def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
@@ -142,14 +223,14 @@ def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
     if "array" in file.queue:
         raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
     found: list[JobSpec] = []
+    wrong = Findings()
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
         ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
         failed, succeeded = (min(number or 0, MAX_MEMBERS) for number in (role.min_failed, role.min_succeeded))
-        job = _make_job(file, role, what, queue)
-        try:
+        with wrong.noted(), _placed(file, role, what):
+            job = _make_job(file, role, what, queue)
             found += [replace(job, role=role.name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count
-        except BadInput as error:
-            raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+    wrong.refuse()
     return found
 
 
@@ -164,27 +245,69 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) ->
     if file.format.startswith("openpai"):
         user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
         role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
-    role = _with_secrets(role, _secrets(file), what)
-    try:
-        _check_names(role)
-        job = make_job(role.image, role.command, _options(role), **said)
-    except BadInput as error:
-        raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+    wrong = Findings()
+    for name, check in _NAMES.items():
+        with wrong.noted(), _placed(file, role, what, name):
+            check(role)
+    with wrong.noted(), _placed(file, role, what):
+        role = _with_secrets(role, _secrets(file), what)
+    found = _made(file, replace(role, gpus="") if wrong.errors else role, what, said, wrong)
     if role.image == "host" and not role.command and not role.options.get("entrypoint"):
-        raise BadInput(f"{what} has neither an image nor a command", subject=what, hint="docs/queue.md shows what a job file says")
-    return job
+        wrong.add(BadInput(f"{what} has neither an image nor a command", subject=what, hint="docs/queue.md shows what a job file says"))
+    wrong.refuse()
+    assert found is not None
+    return found
 
 
-def _check_names(role: Role) -> None:
-    """Those of the GPUs and the image, which are looked up later. ``BadInput``"""
+def _made(file: JobFile, role: Role, what: str, said: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
+    """None where something is wrong. A keyword that is wrong is noted, and the others are looked at without it."""
+    queue, options, gone = dict(said), dict(role.options), list[str]()
+    while True:
+        try:
+            return make_job(role.image, role.command, _options(replace(role, options=options)), **queue)
+        except BadInput as error:
+            name = error.subject
+            if any(one in f"{error} {error.hint}" for one in gone):  # without the other it cannot stand
+                return None
+            with wrong.noted(), _placed(file, role, what):
+                raise
+            if name not in queue and name not in options:
+                return None
+            queue.pop(name, None)
+            options.pop(name, None)
+            gone.append(name)
+
+
+@contextlib.contextmanager
+def _placed(file: JobFile, role: Role, what: str, key: str = "") -> Iterator[None]:
+    """An error of a keyword names the file, and its line where that is known."""
+    try:
+        yield
+    except BadInput as error:
+        if str(error).startswith(what):
+            raise
+        paths = [(*above, key or error.subject) for above in (("roles", role.name), (), ("services", role.name))]
+        line = next((line for path in paths if file.source is not None and (line := file.source.line(path))), 0)
+        raise BadInput(f"{what}{f':{line}' if line else ''}: {error}", subject=error.subject, hint=error.hint) from None
+
+
+def _check_gpus(role: Role) -> None:
+    """They are looked up later. ``BadInput``"""
     from dockless.sandbox.gpus.request import parse_request
 
     if role.gpus:
         parse_request(role.gpus)
-    if role.image != "host":
-        from dockless.images.model.reference import parse
 
+
+def _check_image(role: Role) -> None:
+    """It is looked up later. ``BadInput``"""
+    from dockless.images.model.reference import parse
+
+    if role.image != "host":
         parse(role.image)
+
+
+_NAMES: Mapping[str, Callable[[Role], None]] = {"gpus": _check_gpus, "image": _check_image}
 
 
 def pulls_of(file: JobFile, what: str) -> dict[str, dict[str, str]]:

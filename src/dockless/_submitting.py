@@ -1,15 +1,15 @@
-"""``dockless.submit``: a job for the daemon's queue, and the handle that comes back."""
+"""``dockless.submit``: jobs for the daemon's queue, and the handles that come back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dockless._executing import Enterable
 from dockless._options import given_options, gpus_wanted, image_and_args, make_spec, unknown_keyword
 from dockless._pulling import present_for, told_whose_store
 from dockless.base.checks import check
-from dockless.base.dataclass import replace
-from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.typing import TYPE_CHECKING, Any, overload
 from dockless.base.units import parse_duration, parse_time
 from dockless.errors import BadInput
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dockless.base.paths import Argument
     from dockless.sandbox.enter import Entry
     from dockless.sched import Client, Job, JobSpec, LogLine
+    from dockless.sched.parsing import ArrayCount
+    from dockless.sched.wire.protocol import DaemonInfo
 
 
 class Submitted(Enterable):
@@ -135,24 +137,91 @@ def make_job(image: str, args: Sequence[str], options: dict[str, Any], **queue: 
     return JobSpec(make_spec(image, args, **options), gpus="" if gpus is None else str(gpus), **fields)
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is queued at once, all or nothing. ``array``: of the one job so many; ``together``: they start together. ``pulls``: what is said
+    of how each image is pulled, ``pull`` and ``platform``. ``mail_if_possible``: a host that sends no notices takes them all the same."""
+
+    jobs: tuple[JobSpec, ...]
+    array: ArrayCount | None = None
+    together: bool = False
+    pulls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    mail_if_possible: bool = False
+
+
+def queued(
+    order: Order,
+    bring: Callable[[DaemonInfo, str, Mapping[str, Any]], str],
+    tell: Callable[[str], object],
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[int], DaemonInfo]:
+    """Pull what is missing, queue it; the jobs' ids, of those that start together the first stands for all. ``bring``: an image, by what is
+    said of it; gives the name that it has then. ``tell``: told what is left out. ``progress``: as in ``Client.submit_many``."""
+    with _connect() as queue:
+        daemon = queue.ping()
+    jobs = list(order.jobs)
+    if order.mail_if_possible and not daemon.notices and any(job.notify for job in jobs):
+        jobs = [replace(job, notify=(), notify_to="") for job in jobs]
+        tell("no mail is sent: the settings of this host do not say how")
+    names = dict.fromkeys(job.spec.image for job in jobs)
+    images = {name: bring(daemon, name, order.pulls.get(name, {})) for name in names}
+    jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
+    with _connect() as queue, told_whose_store(daemon, " ".join(images.values())):
+        if order.array is not None:
+            return queue.submit_array(replace(jobs[0], array_limit=order.array.limit), int(order.array)), daemon
+        return queue.submit_gang(jobs) if order.together else queue.submit_many(jobs, progress=progress), daemon
+
+
+def submitted(order: Order) -> list[Submitted]:
+    """The same from Python."""
+    import warnings
+
+    def bring(daemon: DaemonInfo, image: str, said: Mapping[str, Any]) -> str:
+        return present_for(daemon, image, said.get("pull") or "missing", platform=said.get("platform"))
+
+    ids, _ = queued(order, bring, lambda text: warnings.warn(text, stacklevel=5))
+    return [Submitted(number) for number in ids]
+
+
+@overload
 def submit(
     image: str | Sequence[Argument] | None = None, args: Sequence[Argument] | None = None, **options: Unpack[SubmitOptions]
-) -> Submitted:
+) -> Submitted: ...
+@overload
+def submit(
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
+    *,
+    array: str | int,
+    **options: Unpack[SubmitOptions],
+) -> list[Submitted]: ...
+def submit(
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
+    *,
+    array: str | int | None = None,
+    **options: Unpack[SubmitOptions],
+) -> Submitted | list[Submitted]:
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
 
-    ``options``: those of the queue, ``dockless.QueueOptions``, and of its sandbox, ``dockless.Options``. The image is pulled before that,
-    where the daemon's store is the caller's.
-    Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
+    ``array``: so many jobs of it, ``100`` or ``"0-99%4"`` for at most four at once, each with its DOCKLESS_ARRAY_INDEX; their handles come
+    back. ``options``: those of the queue, ``dockless.QueueOptions``, and of its sandbox, ``dockless.Options``. The image is pulled before
+    that, where the daemon's store is the caller's.
+    Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``, ``BadInput``.
     """
     from dockless._keywords import QueueOptions
+    from dockless.sched.parsing import parse_array
 
     reference, arguments = image_and_args(image, args)
-    policy = options.get("pull") or "missing"
     sandbox: dict[str, Any] = dict(options)
     queue_options: Any = {name: sandbox.pop(name) for name in QueueOptions.__annotations__ if name in sandbox}
     job = make_job(reference, arguments, sandbox, **queue_options)
+    pulls = {reference: {name: sandbox.get(name) for name in ("pull", "platform")}}
+    jobs = submitted(Order((job,), None if array is None else parse_array(array), pulls=pulls))
+    return jobs[0] if array is None else jobs
+
+
+def cancel_all(jobs: Sequence[Submitted]) -> None:
+    """At once, those that have not ended."""
     with _connect() as queue:
-        daemon = queue.ping()
-    reference = present_for(daemon, reference, policy, platform=options.get("platform"))
-    with _connect() as queue, told_whose_store(daemon, reference):
-        return Submitted(queue.submit(replace(job, spec=replace(job.spec, image=reference))))
+        queue.cancel_many([job.id for job in jobs], grace=0)

@@ -18,13 +18,14 @@ is cancelled ends what it started: nothing is left when the cancellation arrives
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import ParamSpec
 
 from dockless import _async_volumes as volumes
-from dockless import _box, _call, _committing, _events, _finding, _submitting
+from dockless import _box, _call, _committing, _events, _finding, _jobfiles, _submitting
 from dockless._async_attaching import Attachment
 from dockless._async_box import Sandbox
 from dockless._async_events import AsyncEvents
@@ -34,9 +35,13 @@ from dockless._async_submitting import Submitted
 from dockless._call import box_for, result_from
 from dockless._loop import in_thread, unless_cancelled
 from dockless._opening import Opening
-from dockless.base.typing import TYPE_CHECKING, Any, TypeVar
+from dockless.base.typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dockless._keywords import SubmitOptions
+    from dockless.base.paths import Argument
     from dockless.images import Image
     from dockless.images.archive.diff import Change
     from dockless.images.progress import Progress
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start",
-    "submit", "volumes",
+    "submit", "submit_file", "volumes",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -143,14 +148,33 @@ def events(
     return AsyncEvents(partial(_events.events, since=since, until=until, kinds=kinds, ids=ids, images=images, labels=labels))
 
 
-def _submitted(submit: Callable[P, _submitting.Submitted]) -> Callable[P, Coroutine[Any, Any, Submitted]]:
-    """``dockless.submit``, to be awaited. A cancellation meanwhile cancels the job, too."""
+@overload
+async def submit(
+    image: str | Sequence[Argument] | None = None, args: Sequence[Argument] | None = None, **options: Unpack[SubmitOptions]
+) -> Submitted: ...
+@overload
+async def submit(
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
+    *,
+    array: str | int,
+    **options: Unpack[SubmitOptions],
+) -> builtins.list[Submitted]: ...
+@wraps(_submitting.submit)
+async def submit(*args: Any, array: str | int | None = None, **options: Any) -> Submitted | builtins.list[Submitted]:
+    """A cancellation meanwhile cancels the jobs, too."""
+    if array is None:
+        return (await _submitted(lambda: [_submitting.submit(*args, **options)]))[0]
+    return await _submitted(lambda: _submitting.submit(*args, array=array, **options))
 
-    @wraps(submit)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> Submitted:
-        return await unless_cancelled(lambda: Submitted(submit(*args, **kwargs).id), partial(Submitted.cancel, grace=0))
 
-    return call
+@wraps(_jobfiles.submit_file)
+async def submit_file(*args: Any, **options: Any) -> builtins.list[Submitted]:
+    return await _submitted(lambda: _jobfiles.submit_file(*args, **options))
 
 
-submit = _submitted(_submitting.submit)
+async def _submitted(submit: Callable[[], builtins.list[_submitting.Submitted]]) -> builtins.list[Submitted]:
+    async def undo(jobs: builtins.list[_submitting.Submitted]) -> None:
+        await in_thread(partial(_submitting.cancel_all, jobs))
+
+    return [Submitted(job.id) for job in await unless_cancelled(submit, undo)]

@@ -93,6 +93,36 @@ def test_workers_reach_their_master(daemon, tmp_path, capfd):
     assert "worker 0 | heard welcome\nworker 1 | heard welcome\n" in together and together.startswith("master 0 | ranks 1 2\n")
 
 
+OF_ONE = {
+    "one.yaml": "services: {main: {image: host, command: [env]%s}}",
+    "one.params": "worker_count=1\nworker_image=host\ncommand=env\n",
+    "one.json": '{"jobName": "a", "image": "host", "taskRoles": [{"name": "main", "taskNumber": 1, "cpuNumber": 1, "memoryMB": 100,'
+    ' "gpuNumber": 0, "command": "env", "portList": [{"label": "http", "beginAt": 0, "portNumber": 2}]}]}',
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_a_job_of_one_instance_is_told_what_many_are(daemon, tmp_path, capfd, name):
+    """No more than its lines is in its log, and it is shown as the one job that it is."""
+    role = "worker" if name == "one.params" else "main"
+    for more in ["", ", network_mode: host", ", pid: host"] if name == "one.yaml" else [""]:
+        submitted(tmp_path, OF_ONE[name].replace("%s", more), "--best-effort", name=name)
+        (first,) = numbers(capfd)
+        with connect() as queue:
+            assert queue.wait(first, timeout=60).state == "COMPLETED"
+        env = dict(line.split("=", 1) for line in logs(capfd, first).splitlines() if "=" in line)
+        port = env["DOCKLESS_PORT"]
+        assert {key: env[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DOCKLESS_ROLE")} == {
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DOCKLESS_ROLE": role,
+        }  # fmt: skip
+        assert json.loads(env["TF_CONFIG"]) == {"cluster": {role: [f"127.0.0.1:{port}"]}, "task": {"type": role, "index": 0}}
+        assert main(["queue", str(first)]) == 0
+        assert "starts together" not in capfd.readouterr().out
+    if name == "one.json":
+        assert (env["PAI_HOST_IP_main_0"], env["PAI_TASK_ROLE_main_HOST_LIST"]) == ("127.0.0.1", f"127.0.0.1:{int(port) + 1}")
+        assert env["PAI_CONTAINER_HOST_http_PORT_LIST"] == f"{int(port) + 1},{int(port) + 2}"
+
+
 def test_the_first_that_fails_ends_the_others(daemon, tmp_path, capfd):
     submitted(tmp_path, '[roles.a]\nscript = "sleep 60"\n[roles.b]\nscript = "exit 3"\n')
     first, second = numbers(capfd)
@@ -132,6 +162,34 @@ def test_they_start_together_or_not_at_all(daemon, tmp_path, capfd):
         queue.cancel(one[1])  # one of them: that is a failure of its role
         assert [job.state for job in queue.wait_many(one)] == ["CANCELLED"] * 3
         assert [job.state for job in queue.wait_many(two)] == ["COMPLETED"] * 2
+
+
+def test_they_are_cloned_and_cancelled_as_one(daemon, tmp_path, capfd):
+    submitted(tmp_path, '[roles.chief]\nscript = "sleep 300"\n[roles.ps]\ncount = 2\nscript = "sleep 300"\n')
+    first = numbers(capfd)
+    assert main(["clone", "--json", str(first[0]), "--role", "ps", "--", "sh", "-c", "echo of $WORLD_SIZE; sleep 300"]) == 0
+    second = numbers(capfd)
+    assert len(second) == 3
+    with connect() as queue:
+        jobs = [queue.job(number) for number in second]
+        assert [(job.options.role, job.command) for job in jobs] == [
+            ("chief", "sh -c 'sleep 300'"), *[("ps", "sh -c 'echo of $WORLD_SIZE; sleep 300'")] * 2,
+        ]  # fmt: skip
+        until(lambda: all(queue.job(number).state == "RUNNING" for number in (*first, *second)), "they run")
+    until(lambda: logs(capfd, second[1]) == "of 3\n", "it is told of the others")
+    for name in (str(first[1]), f"{first[0]}_1"):
+        assert main(["clone", name]) == 125
+        assert f"dockless clone {first[0]} submits all of them again" in capfd.readouterr().err
+    assert main(["clone", "--print", str(first[0]), "-e", "A=1"]) == 0
+    assert capfd.readouterr().out.count('A = "1"') == 2
+    assert main(["queue", str(first[0])]) == 0
+    assert capfd.readouterr().out.count("starts together with job") == 3
+    assert main(["cancel", "--grace", "0", "--mine"]) == 0
+    assert capfd.readouterr().out == "".join(
+        f"job {one[0]} ({one[0]} to {one[2]}, which start together): ending\n" for one in (first, second)
+    )
+    with connect() as queue:
+        assert {job.state for job in queue.wait_many([*first, second[0]], timeout=60)} == {"CANCELLED"}
 
 
 def test_what_is_too_wide_is_refused(daemon, tmp_path, capfd):

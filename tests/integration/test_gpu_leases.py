@@ -279,10 +279,10 @@ def said(state: Path, text: str) -> None:
     new.replace(state)
 
 
-def test_what_fails_or_is_used_meanwhile(home, capfd):
+def test_what_fails_or_is_used_meanwhile(home, own_host, capfd):
     """A GPU whose driver reports an error, and one on which a program computes that has no lease, are given to nobody from then on. A job
     that is there goes on."""
-    daemon = DaemonProcess(home, gpus=f"3x80G,host=t{os.getpid()}")
+    daemon = DaemonProcess(home, gpus=own_host("3x80G"))
     state = home / "gpus-now"
     state.touch()
     daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
@@ -318,10 +318,10 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
     daemon.end()
 
 
-def test_one_whose_driver_hangs(home, capfd):
+def test_one_whose_driver_hangs(home, own_host, capfd):
     """Nothing waits for it but who wants it: the daemon answers, and starts and ends jobs without GPUs and those on the other one. It is
     out of service after ten seconds, until its driver answers."""
-    daemon = DaemonProcess(home, gpus=f"2x80G,host=t{os.getpid()}")
+    daemon = DaemonProcess(home, gpus=own_host("2x80G"))
     state = home / "gpus-now"
     state.touch()
     daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
@@ -376,9 +376,9 @@ def test_one_whose_driver_hangs(home, capfd):
     daemon.end()  # which waits for no driver
 
 
-def test_a_daemon_that_starts_while_the_driver_hangs(home):
+def test_a_daemon_that_starts_while_the_driver_hangs(home, own_host):
     """It serves, without GPUs; they are there as soon as the driver answers, and a failure of one is heard."""
-    daemon = DaemonProcess(home, gpus=f"2x80G,host=t{os.getpid()}")
+    daemon = DaemonProcess(home, gpus=own_host("2x80G"))
     state = home / "gpus-now"
     state.touch()
     daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
@@ -538,3 +538,14 @@ def check_apart(homes, hers: Hers | None) -> int:
             box = having[uuid]
             assert not (box.alive and box.state() == "running" and hers.has().get(uuid) == elsewhere[uuid]), (uuid, box, elsewhere[uuid])
     return len(having) + len(elsewhere)
+
+
+HOSTS: set[str] = set()
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_the_next_test_has_another_host(turn, own_host):
+    """A keeper of this one's may just be ending when that begins."""
+    name = own_host("1x80G")
+    assert name not in HOSTS and gpu.simulated_host() in f"{name.partition('host=')[2]}/"
+    HOSTS.add(name)

@@ -44,6 +44,18 @@ def test_the_same_words_on_the_command_line_and_in_python(capfd):
         assert main(["cancel", "--grace", "0", str(number)]) == 0
 
 
+def test_arrays_and_job_files_from_python(tmp_path):
+    jobs = dockless.submit(["sh", "-c", "exit $DOCKLESS_ARRAY_INDEX"], array="0-2%1")
+    assert [job.wait(60).exit_code for job in jobs] == [0, 1, 2]
+    path = tmp_path / "job.toml"
+    path.write_text("name = 'n'\n[roles.a]\ncount = 2\nscript = 'exit 0'\n[roles.chief]\nscript = 'test $WORLD_SIZE = 3'\n")
+    jobs = dockless.submit_file(path, name="m")
+    assert jobs[0].wait(60).state == "COMPLETED"
+    assert [(found.name, found.options.role) for found in (job.wait(60) for job in jobs)] == [("m", "chief"), ("m", "a"), ("m", "a")]
+    (job,) = dockless.submit_file(text="#!/bin/sh\ntest $1 = b\n", arguments=["b"])
+    assert job.wait(60).exit_code == 0
+
+
 def test_a_group_is_kept(daemon, capfd):
     import grp
     import os

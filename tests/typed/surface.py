@@ -82,6 +82,8 @@ async def awaited() -> None:
     job = await aio.submit("host", ["true"], gpus=1)
     assert_type(job, aio.Submitted)
     assert_type(await job, dockless.Job)
+    assert_type(await aio.submit(["true"], array="0-9%2"), list[aio.Submitted])
+    assert_type(await aio.submit_file("job.toml", name="x"), list[aio.Submitted])
 
 
 def kept(options: dockless.Options) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from dockless import _pulling as pulling
+from dockless import _submitting as submitting
 from dockless import sched
 from dockless.base.records import differences
 from dockless.cli import jobs as cli_jobs
@@ -85,7 +86,7 @@ def test_the_image_is_there_before_the_job_is(daemon, say, monkeypatch, words, p
         return contextlib.nullcontext()
 
     monkeypatch.setattr(pulling, "present_for", present_for)
-    monkeypatch.setattr(pulling, "told_whose_store", told_whose_store)
+    monkeypatch.setattr(submitting, "told_whose_store", told_whose_store)
     assert say("submit", "-q", *words, "wanted:1", "--", "true")[:2] == (0, ["1"])
     assert asked == [("1.2", "wanted:1", policy), ("1.2", "there:2")]
     assert stored(1).image == "there:2"
@@ -553,7 +554,7 @@ def test_how_an_image_is_pulled_can_be_said_in_a_job_file(daemon, say, tmp_path,
     path.write_text('image = "img"\ncommand = ["true"]\n[roles.a]\npull = "always"\n[roles.b]\n')
     assert say("submit", path)[2][0] == f"dockless: {path}: the image img is to be pulled in two ways"
     path.write_text('pull = "sometimes"\ncommand = ["true"]\n')
-    assert say("submit", path)[2][0].startswith(f"dockless: {path}: pull ")
+    assert say("submit", path)[2][0].startswith(f"dockless: {path}:1: pull ")
     path.write_text('{"image": "img", "pull": "always"}\n')
     code, _, err = say("submit", "--from", path)
     assert code == 125 and any("pull stands in a list of jobs" in line for line in err)

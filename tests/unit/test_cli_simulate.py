@@ -102,6 +102,17 @@ def test_settings_of_guarantees_and_of_the_order(say, tmp_path):
     assert rows == {"fifo": {"ben": 5459, "anna": 5468}, "fair": {"ben": 5469, "anna": 1858}}
 
 
+def test_a_guarantee_of_a_class(say, tmp_path):
+    trace, settings = tmp_path / "two.csv", tmp_path / "a.toml"
+    trace.write_text("submitted,run,gpus,user,class,time_limit\n0,3600,2,ben,H100,\n10,10,1,anna,H100,\n")
+    waits = []
+    for said in ("guarantee = 1", "limit = 1"):
+        settings.write_text(f'[quota.users]\nanna.classes.H100.{said}\n[preempt]\nafter = "1m"\ngrace = "30s"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100=2,A100=2", "--json", "--config", str(settings))
+        waits.append(longest_waits(out)[1]["anna"])
+    assert waits == [80, 3590]
+
+
 DAY = """\
 submitted,run,gpus,user,group,time_limit,class,cores
 2026-11-24T09:00:00,3600,2,anna,,3600,H100,8
@@ -292,3 +303,126 @@ def test_an_interrupt_ends_it(home, tmp_path):
     finally:
         process.kill()
         os.close(ours)
+
+
+def longest_waits(out: str) -> tuple[int, dict[str, float], float]:
+    """How many never start; how long each user's jobs wait; the part of the GPUs' time that is used."""
+    (found,) = json.loads(out)["results"]
+    return found["never"], {row["user"]: row["longest_wait"] for row in found["users"]}, found["utilisation"]
+
+
+def test_devices_of_other_kinds_are_for_those_who_ask_for_them(say, tmp_path):
+    trace = tmp_path / "devices.csv"
+    trace.write_text(
+        "submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n0,10,3,ben,\n1,10,1,carl,amd.com/gpu\n2,10,2,dora,\n3,1,1,eve,memory=10G\n4,1,3,fred,whole\n"
+    )
+    _, out, _ = say(str(trace), "--gpus", "H100:80G=2,amd.com/gpu=2", "--json")
+    assert longest_waits(out)[:2] == (2, {"anna": 0, "dora": 0, "carl": 99, "eve": 9})
+
+
+def test_devices_of_this_host(say, tmp_path, home, monkeypatch):
+    """Those of the kinds that the settings name which are tried."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    (tmp_path / "cdi").mkdir(mode=0o755)
+    nodes = {"0": "/dev/null", "1": "/dev/zero"}
+    devices = [{"name": name, "containerEdits": {"deviceNodes": [{"path": path}]}} for name, path in nodes.items()]
+    (tmp_path / "cdi" / "amd.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "amd.com/gpu", "devices": devices}))
+    (home / "dockless.toml").write_text(f'[gpus]\ncdi = ["{tmp_path / "cdi"}"]\n')
+    (tmp_path / "a.toml").write_text('[gpus]\ndevices = ["amd.com/gpu"]\n')
+    (tmp_path / "one.csv").write_text("submitted,run,gpus,user,class\n0,100,2,anna,amd.com/gpu\n")
+    _, out, _ = say(str(tmp_path / "one.csv"), "--json", "--config", str(tmp_path / "a.toml"))
+    assert json.loads(out)["gpus"] == 3 and longest_waits(out)[0] == 0
+    _, out, _ = say(str(tmp_path / "one.csv"), "--json")
+    assert json.loads(out)["gpus"] == 1 and longest_waits(out)[0] == 1
+
+
+TOGETHER = """\
+submitted,run,gpus,user,together,time_limit
+0,100,1,anna,a,200
+10,10,2,ben,,
+5,40,1,anna,a,50
+10,10,1,carl,,
+6,30,0,carl,a,
+6,-1,0,carl,a,
+"""
+
+
+def test_jobs_that_start_together(say, tmp_path):
+    """They have the GPUs of all from the last one's submission until the last has ended, are one job to the queue, and several to a quota.
+    Of another user's with the same word nobody knows how long one ran: none of them is there."""
+    trace, settings = tmp_path / "gang.csv", tmp_path / "a.toml"
+    trace.write_text(TOGETHER)
+    _, out, err = say(str(trace), "--gpus", "3", "--json")
+    assert json.loads(out)["left_out"] == 2 and "2 jobs of the trace left out" in err
+    assert json.loads(out)["results"][0]["jobs"] == 3
+    assert longest_waits(out)[:2] == (0, {"anna": 0, "ben": 95, "carl": 0})
+    settings.write_text("[quota.users]\nanna = { jobs = 1 }\n")
+    _, out, _ = say(str(trace), "--gpus", "3", "--json", "--config", str(settings))
+    assert longest_waits(out)[:2] == (1, {"ben": 0, "carl": 0})
+    rows = [
+        {
+            "id": number,
+            "array": 7,
+            "user": "anna",
+            "gpu_count": 1,
+            "submitted": 1.0,
+            "started": 2.0,
+            "ended": 12.0,
+            "options": {"role": role},
+        }
+        for number, role in ((7, "master"), (8, "worker"))
+    ]
+    trace.write_text(json.dumps(rows))
+    _, out, _ = say(str(trace), "--gpus", "1", "--json")
+    assert longest_waits(out)[0] == 1
+    many = "".join("0,1,0,anna,a\n" for _ in range(257))
+    trace.write_text("submitted,run,gpus,user,together\n" + many)
+    code, _, err = say(str(trace), "--gpus", "1")
+    assert code == 125 and "257 jobs start together as 'a', and at most 256 can" in err
+    trace.write_text("submitted,run,gpus,user,together,class\n0,1,1,anna,a,H100\n0,1,1,anna,a,A100\n")
+    code, _, err = say(str(trace), "--gpus", "H100=1,A100=1")
+    assert code == 125 and "jobs of anna that start together ask for GPUs of different classes: A100, H100" in err
+
+
+def test_what_those_need_and_how_long_they_run_who_start_together(say, tmp_path):
+    """Each of those without GPUs counts for what the settings say; all have ended when the last has, each by its own time limit."""
+    trace, settings = tmp_path / "gang.csv", tmp_path / "a.toml"
+
+    def found(rows: str, said: str) -> tuple[int, dict[str, float], float]:
+        trace.write_text("submitted,run,gpus,user,together,time_limit\n" + rows)
+        settings.write_text(said)
+        _, out, _ = say(str(trace), "--gpus", "2", "--json", "--config", str(settings))
+        return *longest_waits(out)[:2], json.loads(out)["results"][0]["lasts"]
+
+    three = 3 * "0,10,0,anna,a,\n"
+    assert found(three, "[host]\ncores = 4\ncores_per_job = 2\n") == (1, {}, 0)
+    assert found(three, "[host]\ncores = 6\ncores_per_job = 2\n") == (0, {"anna": 0}, 10)
+    pairs = 2 * "0,10,1,anna,a,\n" + "1,10,0,anna,b,\n" * 2
+    assert found(pairs, "[quota.users]\nanna = { jobs = 3 }\n") == (0, {"anna": 9}, 20)
+    assert found(pairs, "[quota.users]\nanna = { jobs = 4 }\n") == (0, {"anna": 0}, 11)
+    assert found("0,100,1,anna,a,50\n0,60,1,anna,a,100\n", "")[2] == 60
+    assert found("0,300,1,anna,a,\n0,40,1,anna,a,50\n", "")[2] == 300
+
+
+def test_shares_of_gpus(say, tmp_path):
+    """Three of 30G: two have one GPU of 80G together, and use three quarters of it. Alone on it each has all."""
+    trace, settings = tmp_path / "shares.csv", tmp_path / "a.toml"
+    jobs = "".join(f"0,100,1,{user},memory=30G\n" for user in ("anna", "anna", "anna", "ben"))
+    trace.write_text("submitted,run,gpus,user,class\n" + jobs)
+    found = {}
+    for share in ("no", "user", "all"):
+        settings.write_text(f'[gpus]\nshare = "{share}"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100:80G=1", "--json", "--config", str(settings))
+        found[share] = longest_waits(out)
+    assert found["no"] == (0, {"anna": 200, "ben": 300}, 1)
+    assert found["user"] == (0, {"anna": 100, "ben": 200}, 0.5)
+    assert found["all"] == (0, {"anna": 100, "ben": 100}, 0.75)
+    settings.write_text('[gpus]\nshare = "user"\n')
+    trace.write_text("submitted,run,gpus,user,class,together\n" + 3 * "0,100,1,anna,memory=20G,a\n" + "0,100,1,ben,memory=20G,\n")
+    _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
+    assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 0.625)  # three on one GPU, which is theirs
+    trace.write_text("submitted,run,gpus,user,class\n" + 2 * "0,100,1,anna,memory=40G\n")
+    for mps, waits in (("no", 0), ("yes", 100)):  # NVIDIA's service keeps some for itself
+        settings.write_text(f'[gpus]\nshare = "user"\nmps = "{mps}"\n')
+        _, out, _ = say(str(trace), "--gpus", "H100:80G=1", "--json", "--config", str(settings))
+        assert longest_waits(out)[1] == {"anna": waits}

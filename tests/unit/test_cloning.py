@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dockless._cloning import _OF_GPUS, file_of, with_options
-from dockless._jobfiles import keywords, make_job_of
+from dockless._jobfiles import keywords, make_gang_of, make_job_of, start_together
 from dockless._options import make_spec
 from dockless._submitting import make_job
 from dockless.cli.parser import Namespace
@@ -78,7 +78,7 @@ ALONE = {"cpu_burst": {"cpus": 2}, "time_offset": {"namespaces": {"time": "new"}
 
 def again(job: JobSpec) -> JobSpec:
     """As it comes back from the text of its file."""
-    return make_job_of(read(toml(document(file_of(job))), "job.toml", keywords=keywords()), "job.toml")
+    return make_job_of(read(toml(document(file_of([job]))), "job.toml", keywords=keywords()), "job.toml")
 
 
 def test_there_is_a_value_of_each_option():
@@ -111,15 +111,58 @@ def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
     assert told == {field.name for field in dataclasses.fields(JobSpec)} - {"role", "min_failed", "min_succeeded", "ports"}
 
 
-def test_one_of_several_that_start_together_is_not_cloned_alone():
-    with pytest.raises(BadInput, match="a job that starts together with others has no clone of its own"):
-        file_of(JobSpec(Spec(("true",)), role="worker"))
+GANG = """name = "g"
+retries = 2
+[roles.worker]
+count = 3
+image = "x"
+command = ["work"]
+gpus = 1
+min_failed = "never"
+min_succeeded = 2
+ports = { http = 2 }
+[roles.chief]
+command = ["lead"]
+env = { A = "1" }
+"""
+
+
+def test_all_that_start_together_are_cloned():
+    """As they were, or with changes to all, or to those of one role; one alone stays one that is told its rank."""
+
+    def gang(text):
+        return make_gang_of(read(text, "job.toml", keywords=keywords()), "job.toml")
+
+    jobs = gang(GANG)
+    file = file_of(jobs)
+    assert [job.role for job in jobs] == ["chief", *["worker"] * 3]
+    assert gang(toml(document(file))) == jobs and start_together(file)
+    changed = make_gang_of(with_options(file, {"env": {"B": "2"}, "memory": "1G"}, ()), "jobs")
+    assert [(dict(job.spec.env), job.spec.limits.memory_max) for job in changed] == [
+        ({"A": "1", "B": "2"}, 1 << 30), *[({"B": "2"}, 1 << 30)] * 3,
+    ]  # fmt: skip
+    changed = make_gang_of(with_options(file, {"gpus": 2}, ["other"], "worker"), "jobs")
+    assert changed[0] == jobs[0] and {(job.spec.argv, job.gpus) for job in changed[1:]} == {(("other",), "2")}
+    with pytest.raises(BadInput, match="there is no role 'ps'") as caught:
+        with_options(file, {}, (), "ps")
+    assert caught.value.hint == "there are chief, worker"
+    with pytest.raises(BadInput, match="there is no role 'main'"):
+        with_options(file_of([JobSpec(Spec(("true",)))]), {}, (), "main")
+    alone = gang("[roles.worker]\ncommand = ['true']\n")
+    assert len(alone) == 1 and start_together(file_of(alone)) and gang(toml(document(file_of(alone)))) == alone
+
+
+def test_jobs_that_no_file_can_say_are_not_cloned():
+    first, second = (JobSpec(Spec((word,)), role="worker") for word in "ab")
+    for jobs in ([first, second], [first, dataclasses.replace(first, role="ps"), first], [first, dataclasses.replace(first, name="x")]):
+        with pytest.raises(BadInput, match="cannot be written in a file"):
+            file_of(jobs)
 
 
 def test_what_only_python_can_say_is_told():
     for mount in (Bind("/a:b", "/c"), Bind("/a", "/c", idmap=False)):
         with pytest.raises(BadInput, match="the mount of /c cannot be written in a file"):
-            file_of(JobSpec(Spec(("true",), mounts=(mount,))))
+            file_of([JobSpec(Spec(("true",), mounts=(mount,)))])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +179,7 @@ def test_what_only_python_can_say_is_told():
     ],
 )
 def test_of_the_gpus_stays_what_is_not_said(before, said, after):
-    file = file_of(JobSpec(Spec(("true",)), gpus=before))
+    file = file_of([JobSpec(Spec(("true",)), gpus=before)])
     assert with_options(file, said, ()).roles[0].gpus == after
 
 
@@ -146,7 +189,7 @@ def test_options_of_the_command_line_go_before_what_the_job_had():
 
     def changed(*words: str, command: tuple[str, ...] = ()) -> JobSpec:
         options: Namespace = parser_of("clone").full().parse_args(["12", *words])
-        return make_job_of(with_options(file_of(job), of_line(options), command), "job 12")
+        return make_job_of(with_options(file_of([job]), of_line(options), command), "job 12")
 
     job = make_job(
         "img", ("a",), {"gpus": 2, "env": {"A": "1", "B": "2"}, "memory": "1G", "cpus": 2, "mounts": ["/a:/a"], "keep_log": False}

@@ -53,6 +53,16 @@ def outcome(of: Any, *args: Any, **given: Any) -> str:
         return f"{type(error).__name__}: {error}".replace("classes.<locals>.", "")
 
 
+@pytest.mark.parametrize("of", [ours, dataclasses])
+def test_what_is_not_compared(of):
+    @of.dataclass(frozen=True, slots=True)
+    class Told:
+        x: int
+        where: str = of.field(default="", compare=False)
+
+    assert Told(1, "a") == Told(1, "b") != Told(2, "a") and hash(Told(1, "a")) == hash(Told(1, "b"))
+
+
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {}), ((1,), {}), ((), {"x": 1}), ((1, "a", "b", ("c",), {"d": 1}), {}), ((1, "a", "b", (), {}, 6), {}), ((1,), {"x": 2}),
     ((1,), {"unknown": 2}), ((), {"name": "n"}), ((), {"x": 1, "more": {"k": 2}}), ((-1,), {}), (("l", [1]), {}), (("l",), {"count": 3}),

@@ -13,6 +13,7 @@ from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.enter import Entry, compile_entry
 from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_TERMINAL, Op, Plan, decode, encode
 from dockless.sandbox.run.door import Entrance, _compiled
+from dockless.sandbox.spec import RLIMITS
 
 MOUNT_NAMESPACE = 0x20000
 
@@ -85,11 +86,24 @@ def test_numbers_that_are_no_ids(account):
         Entry(("true",), account=account)
 
 
-def test_its_cgroup_and_without_one_its_orphans():
+def test_its_cgroup_and_without_one_its_mark():
     plan = compile_plan(CASES["user"])
     inside, outside = (compile_entry(plan, Entry(("true",)), has_cgroup=has) for has in (True, False))
     assert [next(op.slot_in for op in one.ops if op.name == "CLONE") for one in (inside, outside)] == [SLOT_CGROUP, -1]
-    assert [names(one).count("SUBREAPER") for one in (inside, outside)] == [1, 2]
+    assert [names(one).count("MARK") for one in (inside, outside)] == [0, 1]
+    assert names(outside)[names(outside).index("MARK") + 1] == "SPAWN"
+
+
+def test_a_low_limit_of_its_own_comes_before_the_mark():
+    plan = compile_plan(CASES["user"])
+    at = names(plan).index("BOUNDING")
+    own = [Op("RLIMIT", a=bytes(16), c=RLIMITS[name]) for name in ("locks", "nofile", "rttime")]
+    limited = replace(plan, ops=(*plan.ops[:at], *own, *plan.ops[at:]))
+    entered = compile_entry(limited, Entry(("true",)), has_cgroup=False)
+    spawn = names(entered).index("SPAWN")
+    assert entered.ops[spawn - 3 : spawn - 1] == (own[0], own[2]) and names(entered)[spawn - 1] == "MARK"
+    assert [op for op in program_of(entered) if op.name == "RLIMIT"] == [own[1]]
+    assert [op for op in program_of(compile_entry(limited, Entry(("true",)), has_cgroup=True)) if op.name == "RLIMIT"] == own
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 Killed OutOfMemory SandboxLost TimedOut
 UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo
-Watch __version__ arun commit diff events list run start submit
+Watch __version__ arun commit diff events list run start submit submit_file
 """
 
 
@@ -74,7 +74,7 @@ def test_what_is_awaited_has_the_same_names_and_parameters(name):
     assert {key: value for key, value in awaited.items() if key in blocking and value != blocking[key]} == {}
 
 
-FUNCTIONS = ("commit", "create", "diff", "events", "list", "run", "start", "submit")
+FUNCTIONS = ("commit", "create", "diff", "events", "list", "run", "start", "submit", "submit_file")
 
 
 def test_functions_that_are_awaited_have_the_same_parameters():

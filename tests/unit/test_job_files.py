@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import os
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, read_job_file, start_together
-from dockless.base import yaml
+from dockless.base import json_lines, toml_lines, yaml
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
@@ -24,7 +25,12 @@ from dockless.sched.formats.own import document, toml
 from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
-NAMES = sorted(path.name for path in FILES.iterdir() if not path.name.endswith(".txt"))
+MIRRORED = sorted(f"mirrored/{path.name}" for path in (FILES / "mirrored").iterdir() if path.suffix != ".txt")
+REFUSED = ["mirrored/compose-deploy-refused.yml", "mirrored/full-example.yml"]
+NAMES = sorted(path.name for path in FILES.iterdir() if path.is_file() and path.suffix != ".txt") + [
+    name for name in MIRRORED if name not in REFUSED
+]
+"""Those below ``mirrored`` have the structure of the real files that they name, and nothing else of them."""
 
 
 def read_text(text: str, name: str, **more: object) -> JobFile:
@@ -43,6 +49,20 @@ def test_a_file_in_our_own_form(name, golden):
     assert tomllib.loads(ours) == json.loads(json.dumps(document(file)))
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_that_is_wrong_with_a_real_file_is_told_at_once(name, golden):
+    with pytest.raises(BadInput) as caught:
+        read_text((FILES / name).read_text(), name)
+    golden(f"job-files/{name}.txt", "\n".join([f"{caught.value} ({caught.value.hint})", *caught.value.__notes__]) + "\n")
+
+
+@pytest.mark.parametrize("name", [name for name in MIRRORED if name not in REFUSED])
+def test_real_files_become_jobs(name):
+    file = read_text((FILES / name).read_text(), name)
+    jobs = make_gang_of(file, name)
+    assert len(jobs) == sum(role.count for role in file.roles)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_format_can_be_forced_and_is_recognised_without_a_name(name):
     text = (FILES / name).read_text()
@@ -56,18 +76,18 @@ def test_a_format_can_be_forced_and_is_recognised_without_a_name(name):
 
 
 WRONG = [
-    ("a.toml", "memroy = '1G'", "a.toml: memroy is unknown", "did you mean memory?"),
+    ("a.toml", "memroy = '1G'", "a.toml:1: memroy is unknown", "did you mean memory?"),
     ("a.toml", "command = 'x y'", "command is one text, not a list", "script"),
     ("a.toml", "command = ['x']\nscript = 'x'", "script stands beside command", "one of them"),
     ("a.toml", "[roles.a]\ncount = 0", "roles.a.count is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\ncount = 2\nmin_succeeded = 3", "roles.a.min_succeeded is 3, not a whole number from 1 to 2", "such a number"),
     ("a.toml", "[roles.a]\nmin_failed = 0", "roles.a.min_failed is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
-    ("a.toml", "ports = {a = 1}\n[roles.a]", "a.toml: ports stands beside the roles", "the role that it is for"),
-    ("a.toml", "min_failed = 2\n[roles.a]", "a.toml: min_failed stands beside the roles", "the role that it is for"),
-    ("a.toml", "command = 3\n[roles.a]\ncommand = ['b']", "a.toml: command is 3, not a list", "a list"),
-    ("a.toml", "gpus = 1\ngpus = 2", "is not TOML", "--format"),
-    ("a.json", '{"name": "a",\n "name": "b"}', "'name' is there twice", "remove"),
+    ("a.toml", "ports = {a = 1}\n[roles.a]", "a.toml:1: ports stands beside the roles", "the role that it is for"),
+    ("a.toml", "min_failed = 2\n[roles.a]", "a.toml:1: min_failed stands beside the roles", "the role that it is for"),
+    ("a.toml", "command = 3\n[roles.a]\ncommand = ['b']", "a.toml:1: command is 3, not a list", "a list"),
+    ("a.toml", "gpus = 1\ngpus = 2", "a.toml is not TOML", "--format"),
+    ("a.json", '{"name": "a",\n "name": "b"}', "a.json:2: 'name' is there twice", "remove"),
     ("a.json", '{"name": "a",\n b}', "a.json:2 is not JSON", "that line"),
     ("a.json", '{"jobName": "a", "image": "b", "taskRoles": [{"name": "x"}]}', "taskRoles[0].taskNumber is missing", "give"),
     ("a.json", '{"jobName": "a b", "image": "b", "taskRoles": []}', "jobName 'a b' cannot be read", "make a name"),
@@ -98,6 +118,88 @@ def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
     with pytest.raises(BadInput) as caught:
         read_text(text, name)
     assert said in str(caught.value) and hint in caught.value.hint and caught.value.hint
+
+
+ALL_WRONG = [
+    ("a.toml", "gpsu = 1\n[roles.a]\ncount = 0\ncommand = 'x'\n[roles.b]\n\nports = { 'x y' = 1 }\nimage = 3.5\nscript = []\n",
+     {"gpsu": 1, "roles.a.count": 3, "roles.a.command": 4, "roles.b.ports.x y": 7, "roles.b.script": 9}),
+    ("a.json", '{"jobName": "a b", "image": "i",\n "taskRoles": [\n  {"name": "x", "taskNumber": 0,\n   "cpuNumber": 1, "memoryMB": "1",'
+     '\n   "gpuNumber": 0, "command": ""}],\n "nope": 1}',
+     {"jobName": 1, "taskRoles[0].memoryMB": 4, "taskRoles[0].taskNumber": 3, "taskRoles[0].command": 5, "nope": 6}),
+    ("a.yaml", "protocolVersion: 3\nname: a\ntype: job\nprerequisites:\n- {name: i, type: dockerimage}\ntaskRoles:\n"
+     "  w:\n    dockerImage: j\n"
+     "    resourcePerInstance: {cpu: 1, memoryMB: 1, gpu: -1}\n    commands:\n    - ok\n"
+     "    - <% $parameters.a %>\n    - <% $parameters.b %>\n",
+     {"protocolVersion": 1, "prerequisites[0].uri": 5, "taskRoles.w.dockerImage": 8, "taskRoles.w.resourcePerInstance.gpu": 9,
+      "taskRoles.w.commands[1]": 12, "taskRoles.w.commands[2]": 13}),
+    ("b.yaml", "services:\n  a:\n    image: x\n    build: .\n    restart: maybe\n  b:\n    immage: y\n    command: '\"'\n",
+     {"services.a.build": 4, "services.a.restart": 5, "services.b.image": 6, "services.b.immage": 7, "services.b.command": 8}),
+    ("a.params", "nonsense\nworker_count=x\nworker_image=i\ncommand=c\ncommand=d\nworker_memory=much\npriority=high\nfoo=1\n",
+     {"a.params": 1, "worker_count": 2, "command": 5, "worker_memory": 6, "priority": 7, "foo": 8}),
+    ("a.sh", "#!/bin/sh\n#SBATCH --gppus=2\n#SBATCH --time=soon 'x\n#SBATCH --time=soon\n#SBATCH --nodes=2\n#SBATCH --mem=x --array=3-1\n",
+     {"--gppus": 2, "a.sh": 3, "--time": 4, "--nodes": 5, "--mem": 6, "--array": 6}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "lines"), ALL_WRONG)
+def test_all_that_is_wrong_is_told_at_once_with_its_lines(name, text, lines, tmp_path, capfd):
+    with pytest.raises(BadInput) as caught:
+        read_text(text, name)
+    told = [f"{caught.value} ({caught.value.hint})", *caught.value.__notes__]
+    assert {line.partition(" ")[0].strip(":"): line for line in told} and len(told) == len(lines)
+    for subject, line in lines.items():
+        assert [one for one in told if one.startswith(f"{name}:{line}: ") and (subject == name or f" {subject} " in one)], (subject, told)
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["convert", str(path)]) == 125
+    assert [str(path) in line for line in capfd.readouterr().err.splitlines() if "hint:" not in line] == [True] * len(lines)
+
+
+def test_all_keywords_that_are_wrong_are_told_at_once(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "name = 'a'\nmemory = 'much'\nswap = '1G'\ntime_limit = 'soon'\n[roles.a]\nimage = 'No/Such:::'\n"
+        "gpus = '2,capabilities=x,nothing=1'\nshm_size = 'x'\n[roles.b]\nscript = 'true'\nulimits = { nofile = 'x' }\n"
+    )
+    file = read_job_file(str(path))
+    with pytest.raises(BadInput) as caught:
+        make_gang_of(file, "job.toml")
+    told = [str(caught.value), *caught.value.__notes__]
+    assert [int(line.split(":")[1]) for line in told if line.startswith("job.toml:")] == [7, 6, 4, 2, 8, 4, 2, 11], told
+
+
+def test_the_line_of_a_key_is_found_in_any_spelling():
+    text = """# [no]
+a = \"\"\"
+[b]
+c = 1\"\"\"
+"d.e".'f g' = [ # ]
+  1, "]",
+]
+[h . "i"]
+j.k = { x = 1 }
+[[l]]
+m = '''
+[n]'''
+[[l]]
+m = 1
+[l.o]
+p = 2
+[[l.q]]
+r = 3
+s = "#" # = 1
+"""
+    assert tomllib.loads(text)
+    assert toml_lines.lines_of(text) == {
+        ("a",): 2, ("d.e",): 5, ("d.e", "f g"): 5, ("h",): 8, ("h", "i"): 8, ("h", "i", "j"): 9, ("h", "i", "j", "k"): 9,
+        ("l",): 10, ("l", 0): 10, ("l", 0, "m"): 11, ("l", 1): 13, ("l", 1, "m"): 14, ("l", 1, "o"): 15, ("l", 1, "o", "p"): 16,
+        ("l", 1, "q"): 17, ("l", 1, "q", 0): 17, ("l", 1, "q", 0, "r"): 18, ("l", 1, "q", 0, "s"): 19,
+    }  # fmt: skip
+    text = '{"a": [1,\n {"b:,": {}},\n []], "c": {"d":\n "x,y"}, "e\\u0041": null}'
+    assert json_lines.lines_of(text) == {
+        (): 1, ("a",): 1, ("a", 0): 1, ("a", 1): 2, ("a", 1, "b:,"): 2, ("a", 2): 3, ("c",): 3, ("c", "d"): 3, ("eA",): 4,
+    }  # fmt: skip
+    assert json_lines.twice(text) == 0 and json_lines.twice('{"a": [{"b": 1}, {"b": 1,\n"b": 2}]}') == 2
 
 
 @pytest.mark.parametrize(
@@ -156,6 +258,36 @@ def test_times_as_slurm_counts_them(said):
 )
 def test_gpus_of_compose_and_swarm(said, gpus):
     assert read_text(f"services:\n  a:\n    image: x\n    {said}\n", "a.yml").roles[0].gpus == gpus
+
+
+def test_what_compose_has_in_common_with_the_host():
+    text = """services:
+  a:
+    image: x
+    network_mode: host
+    ipc: host
+    pid: private
+    extra_hosts: {host.docker.internal: host-gateway, b: 10.0.0.1}
+    volumes: [v:/v, /own]
+    configs: [{source: c, target: etc/c}]
+    environment: {A: , B: 1}
+volumes: {v: {external: {name: shared}}}
+configs: {c: {file: ./c.txt}, unused: {external: true}}
+"""
+    file = read_text(text, "a.yaml")
+    assert file.roles[0].options == {
+        "network": "host", "namespaces": {"ipc": "host"}, "add_hosts": ["host.docker.internal:127.0.0.1", "b:10.0.0.1"],
+        "mounts": ["shared:/v", "/here/c.txt:/etc/c:ro"], "env": {"B": "1"},
+    }  # fmt: skip
+    assert file.notes == (
+        "a.yaml:10: services.a.environment: A has no value, and the caller's is not taken",
+        "a.yaml:8: services.a.volumes[1]: it has no name: what is written there is the job's own, and goes with it",
+    )
+    for wrong, said in (("pid: 'service:b'", "pid is 'service:b'"), ("configs: [unused]", "'unused' is no file"), ("ipc: a", "ipc is 'a'")):
+        kept = text.replace("    configs: [{source: c, target: etc/c}]\n", "") if wrong.startswith("configs") else text
+        kept = kept.replace("    ipc: host\n", "") if wrong.startswith("ipc") else kept
+        with pytest.raises(BadInput, match=said):
+            read_text(kept.replace("pid: private", wrong), "a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +371,7 @@ def test_a_batch_script_longer_than_an_argument_runs_whole(tmp_path):
 def test_what_the_keywords_refuse_names_the_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("memory = 'much'")
-    with pytest.raises(BadInput, match=r"job\.toml: memory 'much' cannot be read"):
+    with pytest.raises(BadInput, match=r"job\.toml:1: memory 'much' cannot be read"):
         make_job_of(read_job_file(str(path)), "job.toml")
 
 
@@ -256,7 +388,8 @@ def test_what_stands_above_the_roles_is_for_those_that_do_not_say_it():
     own = "[roles.a]\ncommand = ['a']\nimage = 'y'\ngpus = 1\ncount = 4\n"
     file = read_text(above + own, "a.toml")
     (a,) = file.roles
-    assert file.notes == tuple(f"a.toml: {key}: has no effect: every role has its own" for key in ("image", "command", "gpus", "count"))
+    lines = {"image": 2, "command": 1, "gpus": 3, "count": 4}
+    assert file.notes == tuple(f"a.toml:{line}: {key}: has no effect: every role has its own" for key, line in lines.items())
     assert (a.command, a.image, a.gpus, a.count) == (("a",), "y", "1", 4)
     file = read_text(above + own + "[roles.b]\n", "a.toml")
     assert not file.notes and read_text("script = 'x'\n" + own, "a.toml").notes
@@ -296,6 +429,27 @@ def test_a_type_of_gpus_is_a_class(model, count, gpu_class):
     assert read_text(OPENPAI % (model, count), "a.json").roles[0].options.get("gpu_class", "") == gpu_class
     dlc = f"kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\nworker_gpu={count}\nworker_gpu_type={model}\n"
     assert read_text(dlc, "a.params").roles[0].options.get("gpu_class", "") == gpu_class
+
+
+ALONE = [
+    ("a.yaml", "services:\n  web: {image: x, environment: {RANK: mine}}\n", "web", "mine"),
+    ("a.params", "kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\n", "worker", "0"),
+    ("a.json", OPENPAI % ("", 0), "r", "0"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "role", "rank"), ALONE)
+def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
+    """As one that starts together with nobody; in an array by the same variables."""
+    file = read_text(text, name)
+    assert start_together(file) and not start_together(file, array=True)
+    assert [job.role for job in make_gang_of(file, name)] == [role]
+    env = dict(make_job_of(file, name).spec.env)
+    assert (env["MASTER_ADDR"], env["WORLD_SIZE"], env["RANK"]) == ("127.0.0.1", "1", rank)
+    assert json.loads(env["TF_CONFIG"])["task"] == {"type": role, "index": 0}
+    assert ("PAI_HOST_IP_r_0" in env) == (role == "r")
+    host = dataclasses.replace(file.roles[0], options={"network": "host"})
+    assert "MASTER_ADDR" not in dict(make_job_of(dataclasses.replace(file, roles=(host,)), name).spec.env)
 
 
 def test_openpais_jobs_know_their_user_and_where_files_are():
@@ -374,7 +528,7 @@ def test_arguments_go_to_a_batch_script_alone(tmp_path):
 def test_convert(capfd):
     assert main(["convert", str(FILES / "dlc-cluster.params")]) == 0
     out, err = capfd.readouterr()
-    assert tomllib.loads(out)["image"] == "registry.example:5000/eflops/pytorch:v1" and "workspace_id" in err
+    assert tomllib.loads(out)["roles"]["worker"]["image"] == "registry.example:5000/eflops/pytorch:v1" and "workspace_id" in err
     assert main(["convert", "-q", "--json", str(FILES / "dlc-cluster.params")]) == 0
     again, err = capfd.readouterr()
     assert json.loads(again) == tomllib.loads(out) and err == ""
@@ -405,6 +559,10 @@ BOMBS = [
     "#!/bin/sh\n#SBATCH " + "-c1 " * 100_000,
     "#!/bin/sh\n#SBATCH --dependency=" + "afterok:1," * 60_000,
     "worker_count=" + "9" * 500_000,
+    '{"x": ' + "[" * 900 + "0," * 500_000 + "0" + "]" * 900 + "}",
+    '{"x": ' + '{"": ' * 900 + '{"a": 1, "a": 2}' + "}" * 900 + "}",
+    "x = [" + "1,\n" * 300_000 + "]",
+    "".join(f"[[x.y]]\na{n}.b = 1\n" for n in range(40_000)),
     f"{V2}parameters: {{a: {'x' * 100_000}}}\ntaskRoles: {{w: {{{ROLE_2}, commands: ['{'<% $parameters.a %>' * 10_000}']}}}}",
 ]  # fmt: skip
 

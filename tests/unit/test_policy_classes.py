@@ -10,7 +10,7 @@ from support.policy_states import CLASSES, GPUS, SLICES, state
 from support.quotas import limits
 
 from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, decide
-from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 
 HOST = QueueState(GPUS, (), slices=SLICES, classes=CLASSES)
 
@@ -78,7 +78,7 @@ def test_memory_is_a_slice_before_a_whole_gpu():
 
 def test_a_quota_of_a_class():
     """It counts what a job has, whatever it asked for; who may have others gets those."""
-    quotas = limits({"anna": Quota(classes={"H100": 1, "1g.10gb": 2})})
+    quotas = limits({"anna": Quota(classes={"H100": ClassQuota(1), "1g.10gb": ClassQuota(2)})})
     held = [has(9, "g0", user="anna")]
     decision = given(job(1, 1, "H100"), job(2, 2), job(3, 2, "1g.10gb"), job(4, 1, "1g.10gb"), running=held, quotas=quotas)
     assert decision.starts == [StartJob(2, ("g2", "g3")), StartJob(3, ("s0", "s1"))]
@@ -131,7 +131,7 @@ def test_in_any_state_where_cores_and_memory_are_counted():
 def _limits(now: QueueState):
     for kind, quotas in (("user", now.quotas.users), ("group", now.quotas.groups)):
         for name, quota in quotas.items():
-            yield from ((kind, name, gpu_class, limit) for gpu_class, limit in quota.classes.items())
+            yield from ((kind, name, gpu_class, of.limit) for gpu_class, of in quota.classes.items() if of.limit is not None)
 
 
 def _broken(now: QueueState, held, kind: str, name: str, gpu_class: str, limit: int) -> int:

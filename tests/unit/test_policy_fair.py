@@ -40,7 +40,7 @@ def test_how_many_come_before_one():
     had = {"user anna": 10.0, "user bob": 9.0, "user cleo": 10.0}
 
     def places(usage, quotas=None, running=()):
-        ranks = Ranks(quotas or limits(), running, usage)
+        ranks = Ranks(QueueState(FOUR, (), running, quotas or limits(), usage=usage))
         found = {job.id: ranks.before(WaitingList(jobs).lines.values(), job) for job in jobs}
         assert sorted(jobs, key=ranks.place) == sorted(jobs, key=lambda job: found[job.id])
         return sorted(found, key=found.__getitem__)

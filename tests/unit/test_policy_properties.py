@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.policy_states import play
 
 from dockless.sched.policy import ranks
 from dockless.sched.policy.policy import decide
@@ -144,10 +145,10 @@ def test_only_what_is_borrowed_is_taken_and_only_for_a_guarantee(state):
         taken, by = running[one.job], jobs[one.by]
         assert by.id not in starts and not taken.stopping and taken.since <= -state.preemption.after
         older = [job for job in state.running if (job.since, job.id) <= (taken.since, taken.id)]
-        for pool, count in state.quotas.guarantees(taken.user, taken.groups).items():
+        for pool, (_, count) in state.quotas.guarantees(taken.user, taken.groups).items():
             assert holds(pool, older) > count
         guarantees = state.quotas.guarantees(by.user, by.groups)
-        assert any(holds(pool, state.running) + by.gpus <= count for pool, count in guarantees.items())
+        assert any(holds(pool, state.running) + by.gpus <= count for pool, (_, count) in guarantees.items())
 
 
 @settings(max_examples=300, deadline=None)
@@ -187,34 +188,6 @@ def test_everybody_comes_to_an_end(data):
         assert len(held) == len(set(held)), now
         ended |= {job.id for job in running}
     assert ended == set(length)
-
-
-def play(state, length):
-    """The queue as the daemon has it, to its end: yields the moment and what runs. Who is preempted takes its grace, and waits again."""
-    now, waiting, running = 0.0, {job.id: job for job in state.waiting}, {}
-    for _ in range(1000):
-        decision = decide(replace(state, waiting=sorted(waiting.values(), key=order), running=[job for job, _ in running.values()]), now)
-        for start in decision.starts:
-            job = waiting.pop(start.job)
-            ends = now + job.time_limit if job.time_limit else None
-            there = RunningJob(job.id, job.user, frozenset(start.gpus), job.groups, ends, now)
-            running[job.id] = there, now + min(length[job.id], job.time_limit or 1000)
-        for one in decision.preempts:
-            job, end = running[one.job]
-            until = now + state.preemption.grace
-            running[one.job] = replace(job, stopping=True, ends=until), until
-        yield now, [job for job, _ in running.values()]
-        if not running:
-            assert not waiting, "a host with nothing running must start something"
-            return
-        moments = [end for _, end in running.values()]
-        now = min([*moments, decision.again] if decision.again is not None else moments)
-        for number, (job, end) in list(running.items()):
-            if end <= now:
-                del running[number]
-                if job.stopping:
-                    waiting[number] = next(one for one in state.waiting if one.id == number)
-    raise AssertionError("it does not come to an end")
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,7 +12,7 @@ from support.plain_policy import decide_plainly, supplied
 
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import _Pass, decide
-from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.policy.state import CLASS, HOST, Preemption, QueueState, RunningJob, Window
 from dockless.sched.policy.supplies import CORES, Supply
 from dockless.sched.policy.waiting import WaitingJob, order
@@ -27,7 +27,7 @@ def state(dice: random.Random) -> QueueState:
     slices = frozenset(dice.sample(gpus, 1)) if dice.random() < 0.3 else frozenset[str]()
     capacity = {gpu: memory for gpu, memory in capacity.items() if gpu not in slices}
     classes = {"memory=20G": tuple(sorted(gpus, key=lambda gpu: (gpu not in slices, gpu))), "A": gpus[:2]}
-    limits_of_classes = {"A": 1} if dice.random() < 0.3 else {}
+    limits_of_classes = {"A": ClassQuota(1)} if dice.random() < 0.3 else {}
     supplies = {CORES: Supply(16_000, dice.choice((0, 2000)))} if dice.random() < 0.3 else {}
     hours = Window("w", dice.randint(1, 2), frozenset(("bob",)), dice.choice((-1.0, 4.0, 15.0)), 40.0)
     windows = (hours,) if dice.random() < 0.25 else ()
@@ -200,7 +200,7 @@ def test_nobody_joins_a_gpu_that_is_given_back_to_another():
 
 
 def test_nobody_joins_a_gpu_of_a_class_of_which_she_has_enough():
-    quotas = Quotas({"anna": Quota(classes={"A": 1})})
+    quotas = Quotas({"anna": Quota(classes={"A": ClassQuota(1)})})
     given = {"running": (had(1, "g0", 20),), "classes": {"A": ("g0",)}}
     assert placed(shared(share(2, 20), **given)) == {2: "g0"}
     assert placed(shared(share(2, 20), **given, quotas=quotas)) == {2: "g1"}

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from unit.test_policy_properties import states
 
 from dockless.sched.policy.policy import decide
-from dockless.sched.policy.quotas import Quotas
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
@@ -91,5 +90,5 @@ def test_what_is_said_would_start_now(state):
 @given(states())
 def test_how_many_stand_before_one(state):
     waiting = WaitingList(state.waiting)
-    ranks = Ranks(Quotas(), (), None)
+    ranks = Ranks(QueueState((), ()))
     assert [ranks.before(waiting.lines.values(), job) for job in waiting] == list(range(len(waiting)))

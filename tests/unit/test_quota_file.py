@@ -175,3 +175,33 @@ def test_many_at_once_lose_no_change(file):
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: set_quota("user", name, {"limit": 1}, path=file), names))
     assert settings.load(file)["quota.users"] == dict.fromkeys(names, 1)
+
+
+def test_a_guarantee_and_a_weight_of_a_class(file):
+    """Each key by itself; a limit alone is a number. What is not named stays as it is written."""
+    file.write_text('[quota.users]\nbin = { classes = { "1g.10gb" = 2, A100 = { limit = 3 } } } # b\n')
+
+    def now(*change):
+        return set_quota("user", "bin", *change, path=file).after["classes"]
+
+    assert now({"classes.1g.10gb.guarantee": 1}) == {"A100": {"limit": 3}, "1g.10gb": {"limit": 2, "guarantee": 1}}
+    assert file.read_text() == '[quota.users]\nbin = { classes = {A100 = {limit = 3}, "1g.10gb" = {limit = 2, guarantee = 1}} } # b\n'
+    assert now({"classes.1g.10gb": 4, "classes.A100.weight": 2})["1g.10gb"] == {"limit": 4, "guarantee": 1}
+    assert now({}, ["classes.1g.10gb.guarantee"]) == {"A100": {"limit": 3, "weight": 2}, "1g.10gb": 4}
+    assert now({}, ["classes.1g.10gb.limit", "classes.A100.weight"]) == {"A100": 3}
+    assert now({"classes.H100.guarantee": 1}, ["classes.A100"]) == {"H100": {"guarantee": 1}}
+    assert now({"classes.H100.limit": 1, "classes.H100.weight": 2}, ["classes.H100"]) == {"H100": {"limit": 1, "weight": 2}}
+    file.write_text("[quota.users.bin.classes.H100]\nguarantee = 1\n[host]\n")
+    assert now({"classes.A100": 1}) == {"H100": {"guarantee": 1}, "A100": 1}
+    assert settings.load(file)["quota.users"]["bin"] == {"classes": {"H100": {"guarantee": 1}, "A100": 1}}
+    for change, words in [
+        ({"classes.A100.limt": 1}, "a class has no 'limt' in a quota"),
+        ({"classes.A100.guarantee": 2}, "quota.users.bin.classes.A100.guarantee is more than the limit, 1"),
+        ({"classes.A100.weight": 0}, "quota.users.bin.classes.A100.weight is 0, not a whole number from 1"),
+    ]:
+        with pytest.raises(BadInput) as caught:
+            set_quota("user", "bin", change, path=file)
+        assert words in str(caught.value)
+    with pytest.raises(BadInput) as caught:
+        set_quota("user", "bin", {}, ["classes.A100.gurantee"], file)
+    assert caught.value.hint == "did you mean classes.A100.guarantee?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -203,6 +204,26 @@ def test_what_the_queue_prints():
     waits = f'{{"id": 2, {known}, "started": 0.0, "ended": 0.0}}'
     assert parse(f"[{ended}, {waits}]", "-").jobs == (TraceJob(7.5, 1.5, 1, "anna"),)
     assert parse(f"[{ended}, {waits}]", "-").left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "found"),
+    [
+        ("2,class=H100", {"gpu_class": "H100"}, "H100"),
+        ("1,memory=20G", {"gpu_class": "memory=20G", "gpu_share": 20480}, "memory=20G"),
+        ("1,memory=20G", {"role": "worker", "gpu_share": 20480, "shared_place": 1}, "memory=20G"),
+        ("device=amd.com/gpu=0", {}, "amd.com/gpu"),
+        ("2,class=amd.com/gpu", {"gpu_class": "amd.com/gpu"}, "amd.com/gpu"),
+        ("device=0", {}, ""),
+        ("2", {}, ""),
+        ("what is this", {}, ""),
+    ],
+)
+def test_the_class_of_a_job_of_the_queue(gpus, options, found):
+    """Also where its options do not say it: who names devices, and who has a part of a GPU of those that it starts together with."""
+    row = {"id": 3, "gpu_count": 2, "gpus": gpus, "options": options, "submitted": 7.0, "started": 10.0, "ended": 174.0}
+    assert parse(json.dumps([row]), "-").jobs[0].gpu_class == found
+    assert parse(json.dumps([row | {"class": "A100"}]), "-").jobs[0].gpu_class == (options.get("gpu_class") or "A100")
 
 
 @pytest.mark.parametrize(

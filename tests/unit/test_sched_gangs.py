@@ -87,7 +87,12 @@ def test_what_each_is_told():
         "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
         "PAI_HOST_IP_ps_0": "127.0.0.1", "PAI_HOST_IP_worker_0": "127.0.0.1", "PAI_HOST_IP_worker_1": "127.0.0.1",
         "PAI_PORT_LIST_ps_0_http": "20001,20002", "PAI_PORT_LIST_ps_0_ssh": "20003",
+        "PAI_TASK_ROLE_ps_HOST_LIST": "127.0.0.1:20001", "PAI_TASK_ROLE_worker_HOST_LIST": "127.0.0.1:20004,127.0.0.1:20005",
+        "PAI_CONTAINER_HOST_IP": "127.0.0.1", "PAI_CONTAINER_HOST_PORT_LIST": "",
     }  # fmt: skip
+    first = roles.environment(members, 0, openpai=True)
+    assert first["PAI_CONTAINER_HOST_http_PORT_LIST"] == "20001,20002"
+    assert first["PAI_CONTAINER_HOST_PORT_LIST"] == "http:20001,20002;ssh:20003;"
     assert not any(name.startswith("PAI") for name in roles.environment(members, 0, openpai=False))
 
 

@@ -160,7 +160,17 @@ PROGRAM = (Program(1, 0, 0, None),)
     [(0.0, (), False), (0.0, PROGRAM, False), (0.01, (), True), (None, (), False), (None, PROGRAM, True)],
 )
 def test_what_counts_as_use(busy, programs, used):
-    assert idle.used(Figures(Reading("GPU-0", busy), programs)) is used and idle.used(None)
+    assert idle.used(Figures(Reading("GPU-0", busy), programs), 1, alone=True) is used and idle.used(None, 1, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("mine", "neighbour", "server", "used"),
+    [(0.0, 0.9, 0.0, False), (0.2, 0.9, 0.0, True), (None, 0.9, 0.0, True), (0.0, 0.0, 0.5, True), (0.0, None, None, False)],
+)
+def test_what_counts_as_use_of_a_shared_gpu(mine, neighbour, server, used):
+    """Its own programs, not its neighbours'; what a server of MPS computes may be for anybody."""
+    programs = (Program(1, 0, 7, None, mine), Program(2, 0, 8, None, neighbour), Program(3, 0, 0, None, server))
+    assert idle.used(Figures(Reading("GPU-0", 0.9), programs), 7, alone=False) is used
 
 
 def test_its_settings(tmp_path):

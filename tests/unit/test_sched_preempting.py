@@ -18,7 +18,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine import outage, queue_state, stopping
 from dockless.sched.engine.lifecycle import preempting
 from dockless.sched.jobs import JobSpec
-from dockless.sched.policy.quotas import Quota
+from dockless.sched.policy.quotas import ClassQuota, Quota
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queries, queue
 
@@ -54,6 +54,29 @@ async def borrowed(running, launcher, **fields):
 
 def tries(running, number):
     return [(str(one.state), one.reason) for one in queries.job(running.reader, number).attempts]
+
+
+def test_a_guarantee_of_a_class(tmp_path, monkeypatch):
+    """The A100 that is free does not do, and the job that has the other H100 is within a guarantee itself."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G:H100+1x40G:A100")
+    launcher = StandIn(tmp_path / "boxes")
+    one = Quota(classes={"H100": ClassQuota(guarantee=1)})
+    config = Config(limits({"ann": one, "root": one}), preemption=Preemption(0.0, 3600.0))
+
+    async def play():
+        async with engine(tmp_path, launcher, config) as running:
+            boxes = []
+            for _ in range(2):
+                (number,) = await running.submit(ROOT, [job(gpus="class=H100")], None)
+                boxes.append(await running_again(running, launcher, number, 1))
+                boxes[-1].send_stop = lambda box=boxes[-1]: box.said.append("stop")
+            (small,) = await running.submit(ANN, [job(gpus="class=H100")], None)
+            await until(lambda: boxes[1].said)
+            assert boxes[0].said == []
+            reason = running.decision.reason(running.entries[small].waiting)
+            assert reason.code == "guarantee" and "within the guarantee of user ann for class H100; starts in about " in reason.text
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("code", [0, 1])

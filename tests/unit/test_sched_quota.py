@@ -13,7 +13,7 @@ from dockless.errors import BadInput, NotEnoughGpus, NotPermitted, Refused
 from dockless.sandbox.spec import Spec
 from dockless.sched import ClassInfo, JobSpec, QuotaInfo
 from dockless.sched.config import Config
-from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.wire import picture
 
 CONFIG = Config(
@@ -70,9 +70,10 @@ def test_of_a_class(tmp_path, monkeypatch, capfd):
             == "needs 1 GPU of class 1g.20gb, 2 free; user ann uses 2 of 2 of class 1g.20gb; waits for job 1, which has no time limit"
         )
         (ann,) = await desk(ANN, lambda queue: queue.quotas())
-        assert ann.gpus == 3 and ann.classes == (ClassInfo("1g.20gb", 2, 2),)
+        assert ann.gpus == 3 and ann.classes == (ClassInfo("1g.20gb", 2, 2, 1, 3),)
         assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
-        assert "3, 1g.20gb 2 of 2 " in capfd.readouterr().out
+        cells = [cell.strip() for cell in capfd.readouterr().out.splitlines()[1].split("  ") if cell.strip()]
+        assert cells[:4] == ["user ann", "3, 1g.20gb 2 of 2", "1g.20gb 1", "2, 1g.20gb 3"]
         refused = JobSpec(Spec(argv=("true",)), gpus="3,class=1g.20gb")
         words = await desk.refused(Refused, ANN, lambda queue: queue.submit(refused))
         assert words == "needs 3 GPUs, the quota of user ann is 2 of class 1g.20gb: this could never start"
@@ -80,7 +81,7 @@ def test_of_a_class(tmp_path, monkeypatch, capfd):
             NotEnoughGpus, ANN, lambda queue: queue.submit(replace(refused, gpus="class=H100"))
         )
 
-    play(tmp_path, story, Config(limits({"ann": Quota(classes={"1g.20gb": 2})})))
+    play(tmp_path, story, Config(limits({"ann": Quota(classes={"1g.20gb": ClassQuota(2, 1, 3)}, weight=2)})))
 
 
 def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):
@@ -105,7 +106,7 @@ def test_the_default_has_a_line_of_its_own(tmp_path, monkeypatch, capfd):
         line = capfd.readouterr().out.splitlines()[1].split("  ")
         assert [cell.strip() for cell in line if cell.strip()] == ["each other user", "1, H100 2", "-", "-", "-", "3", "-", "-"]
 
-    play(tmp_path, story, Config(Quotas(default=Quota(limit=1, cpu_jobs=3, classes={"H100": 2}))))
+    play(tmp_path, story, Config(Quotas(default=Quota(limit=1, cpu_jobs=3, classes={"H100": ClassQuota(limit=2)}))))
 
 
 def test_settings_that_are_read_again_hold_at_once(tmp_path, home, monkeypatch):

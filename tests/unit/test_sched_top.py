@@ -55,7 +55,7 @@ def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
         assert top.running == 1 and top.waiting == 4 and top.gpus[a].job == top.gpus[b].job == first
         (shown,) = top.jobs
         assert (shown.job, shown.user, shown.name, shown.gpus, shown.busy, shown.used) == (first, "ann", "", (a, b), 0.25, 3072)
-        assert top.gpus[b].programs == (GpuProgram(1, "root", 0, 4096), GpuProgram(os.getpid(), "ann", first, 2048))
+        assert top.gpus[b].programs == (GpuProgram(1, "root", 0, 4096, 0.0), GpuProgram(os.getpid(), "ann", first, 2048, 0.0))
         assert (top.gpus[free].job, top.gpus[free].programs) == (0, ())
         assert [(one.user, one.running, one.gpus, one.waiting, one.next, one.place) for one in top.users] == [
             ("ann", 1, 2, 3, waits, 1), ("ben", 0, 0, 1, last, 4)
@@ -64,6 +64,23 @@ def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
         assert (await desk(ANN, lambda queue: queue.top())).jobs[0].name == "train"
 
     play(tmp_path, story)
+
+
+def test_of_a_shared_gpu_each_job_has_what_its_own_programs_compute(tmp_path, now, monkeypatch):
+    async def story(desk):
+        one, two = await desk.submit(ANN, *[job(gpus="1,memory=20G")] * 2)
+        box = await desk.runs(one)
+        await desk.runs(two)
+        box.pid = os.getppid()  # ours is its keeper's child
+        ((index,), (same,)) = (entry.job.devices for entry in (desk.engine.entries[one], desk.engine.entries[two]))
+        assert index == same
+        at = desk.engine.gpus.uuids.index(index)
+        now.write_text(f"busy {at} 90\nprocess {at} {os.getpid()} 1024\nprocess {at} 1 4096\ncomputes {at} {os.getpid()} 20\n")
+        top = await desk(ANN, lambda queue: queue.top())
+        assert top.gpus[at].busy == 0.9 and {row.job: row.busy for row in top.jobs} == {one: 0.2, two: 0.0}
+        assert {program.pid: program.busy for program in top.gpus[at].programs} == {1: 0.0, os.getpid(): 0.2}
+
+    play(tmp_path, story, Config(share="user"))
 
 
 def test_what_the_hosts_display_has_is_shown_and_in_use_by_nobody(tmp_path, now):

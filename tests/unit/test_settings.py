@@ -23,7 +23,7 @@ from dockless.sched.policy import quotas
 from dockless.sched.policy.supplies import Supply
 
 WEEKLY = "[reservations.ml]\ngpus = 1\nusers = ['anna']\nstart = 'Mon 10:00'\nduration = '2h'\n"
-CLASSES = {"1g.10gb": 2, "H100": 0}
+CLASSES = {"1g.10gb": 2, "H100": 0, "A100": {"limit": 4, "guarantee": 2, "weight": 3}}
 SOUND = """# all of it
 [images]
 max_size = "1.5G"
@@ -32,7 +32,13 @@ max_size = "1.5G"
 default = 2
 [quota.users]
 "anna.b" = 4
-ben = { guarantee = 3, weight = 2, limit = 3, jobs = 20, cpu_jobs = 8, classes = { "1g.10gb" = 2, H100 = 0 } }
+[quota.users.ben]
+guarantee = 3
+weight = 2
+limit = 3
+jobs = 20
+cpu_jobs = 8
+classes = { "1g.10gb" = 2, H100 = 0, A100 = { limit = 4, guarantee = 2, weight = 3 } }
 [quota.groups]
 vision = 6
 [reservations.ml101]
@@ -75,6 +81,7 @@ memory_per_gpu = "8G"
 cores_per_job = 1
 memory_per_job = "1G"
 [gpus]
+beside = ["gds", "imex"]
 driver_root = "/run/nvidia/driver/"
 share = "user"
 devices = ["amd.com/gpu"]
@@ -134,6 +141,7 @@ def test_every_setting_is_read(home):
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
+        "gpus.beside": ("gds", "imex"),
         "gpus.driver_root": "/run/nvidia/driver",
         "gpus.share": "user",
         "gpus.devices": ("amd.com/gpu",),
@@ -253,6 +261,25 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[quota.users]\nanna = { classes = 3 }\n", 2, ("quota.users.anna.classes is 3, not a table like",)),
         ("[quota.users.anna]\nclasses = { H100 = 'all' }\n", 2, ("quota.users.anna.classes.H100 is 'all', not a whole number", "a model")),
         ("[quota.users.anna]\nclasses = { 'a,b' = 1 }\n", 2, ("quota.users.anna.classes.'a,b' is no class of GPUs", "a MIG profile")),
+        (
+            "[quota.users.anna.classes.H100]\nlimit = 1\nwait = 2\n",
+            3,
+            ("no setting quota.users.anna.classes.H100.wait", "did you mean weight?"),
+        ),
+        ("[quota.users.anna]\nclasses = { H100 = { jobs = 1 } }\n", 2, ("classes.H100.jobs", "the settings are guarantee, limit, weight")),
+        (
+            "[quota.users.anna.classes]\nH100 = { weight = 0 }\n",
+            2,
+            ("classes.H100.weight is 0, not a whole number from 1", "jobs of the class"),
+        ),
+        ("[quota.users.anna.classes]\nH100 = { limit = '4' }\n", 2, ("classes.H100.limit is '4', not a whole number", "GPUs of the class")),
+        ("[quota.users.anna.classes]\nH100 = [1]\n", 2, ("classes.H100 is a list, not a whole number or a table like", "a model")),
+        (
+            "[quota.users.anna.classes]\nH100 = { guarantee = 4, limit = 3 }\n",
+            2,
+            ("classes.H100.guarantee is more than the limit, 3", "borrow"),
+        ),
+        ("[quota.users.anna]\nlimit = 3\nclasses.H100.guarantee = 4\n", 3, ("classes.H100.guarantee is more than the limit, 3", "borrow")),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
         ("[queue]\nper_user = 0\n", 2, ("queue.per_user is 0, not a whole number from 1",)),

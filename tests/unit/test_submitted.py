@@ -11,9 +11,9 @@ import pytest
 
 from dockless import _pulling as pulling
 from dockless import _submitting as submitting
-from dockless import aio, sched, submit
+from dockless import aio, sched, submit, submit_file
 from dockless._submitting import Submitted, make_job
-from dockless.errors import NotFound, UnknownImage
+from dockless.errors import BadInput, NotFound, UnknownImage
 from dockless.images import Store
 from dockless.sched import DaemonInfo
 
@@ -30,9 +30,17 @@ def asked(monkeypatch):
         def ping(self):
             return DAEMON
 
-        def submit(self, job):
-            asked.append(job)
-            return 7
+        def submit_many(self, jobs):
+            asked.extend(jobs)
+            return [7 + at for at in range(len(jobs))]
+
+        def submit_array(self, job, count):
+            asked.append((job.array_limit, job.spec.argv))
+            return [*range(7, 7 + count)]
+
+        def submit_gang(self, jobs):
+            asked.append([job.role for job in jobs])
+            return [7 + at for at in range(len(jobs))]
 
         def hold(self, number):
             return [number]
@@ -106,6 +114,43 @@ def test_an_unknown_image_is_told_with_whose_store_lacks_it(asked, monkeypatch):
     monkeypatch.setattr(submitting, "present_for", lambda daemon, image, policy, platform: "there:1")
     submit("img")
     assert told == [(DAEMON, "there:1")]
+
+
+def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
+    """Each gives the handles of all jobs, and whoever awaits it has the same."""
+    assert submit(["a"], array="0-2%2") == [Submitted(7), Submitted(8), Submitted(9)]
+    assert asked.pop() == (2, ("a",))
+    path = tmp_path / "job.toml"
+    path.write_text("name = 'n'\narray = 3\ncommand = ['a']\n")
+    assert submit_file(path) == [Submitted(7), Submitted(8), Submitted(9)] and asked.pop() == (0, ("a",))
+    assert len(submit_file(path, array="0-1%1", name="m")) == 2 and asked.pop() == (1, ("a",))
+    path.write_text("name = 'n'\ncommand = ['a']\n")
+    assert submit_file(str(path), name="other", time_limit="1m", retries=2) == [Submitted(7)]
+    assert asked.pop() == make_job("host", ["a"], {}, name="other", time_limit=60, retries=2)
+    assert submit_file(text="[roles.a]\ncount = 2\nscript = 'true'\n[roles.master]\nscript = 'true'\n") == [Submitted(n) for n in (7, 8, 9)]
+    assert asked.pop() == ["master", "a", "a"]
+    assert asyncio.run(aio.submit_file(path)) == [aio.Submitted(7)]
+    assert asyncio.run(aio.submit(["a"], array=2)) == [aio.Submitted(7), aio.Submitted(8)]
+    assert asyncio.run(aio.submit(["a"])) == aio.Submitted(7)
+
+
+def test_what_a_job_file_from_python_is_refused_for(asked, tmp_path):
+    with pytest.raises(BadInput, match="a path or a text"):
+        submit_file()
+    with pytest.raises(TypeError, match="unknown keyword 'gpus'"):
+        submit_file(text="command = ['a']", gpus=1)
+    with pytest.raises(BadInput, match="array stands beside several roles"):
+        submit_file(text="count = 2\ncommand = ['a']", array=3)
+    with pytest.raises(BadInput, match="text:1: memroy is unknown") as caught:
+        submit_file(text="memroy = 1\ngpsu = 2\n")
+    assert caught.value.__notes__ == ["text:2: gpsu is unknown (did you mean gpus?)"]
+    with pytest.warns(UserWarning) as told:
+        submit_file(text="#!/bin/sh\n#SBATCH --mail-type=END\n#SBATCH --partition=x\n", format="sbatch", arguments=["x"])
+    assert [str(one.message).partition(": who")[0] for one in told] == [
+        "text:3: --partition", "no mail is sent: the settings of this host do not say how",
+    ]  # fmt: skip
+    assert {one.filename for one in told} == {__file__}
+    assert asked[-1].notify == () and asked[-1].spec.argv[-1] == "x"
 
 
 # -- the image

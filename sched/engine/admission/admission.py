@@ -87,10 +87,6 @@ class Admission:
             raise BadInput("a limit of how many run at once is for arrays", subject="array_limit", hint="submit an array")
         if job.retry_on and not job.retries:
             raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
-        if job.role:
-            from dockless.sandbox.resolve import check_shared_network
-
-            check_shared_network(job.spec)
         count, wanted = self.gpus.resolve(job.gpus)
         gpu_class = self.gpus.class_of(job.gpus)
         gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0

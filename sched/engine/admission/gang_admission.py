@@ -16,10 +16,18 @@ from dockless.sched.policy.supplies import CORES, MEMORY
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
+    from dockless.sandbox.spec import Spec
     from dockless.sched.engine.engine import Engine
 
 _OF_ALL = ("held", "begin", "after", "singleton", "retries", "retry_on", "notify", "notify_to")
 """What the first of them has for all."""
+
+
+def check_network(spec: Spec) -> None:
+    """``Unsupported`` for one that cannot be where several are. One alone has a network of its own."""
+    from dockless.sandbox.resolve import check_shared_network
+
+    check_shared_network(spec)
 
 
 def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
@@ -42,20 +50,25 @@ def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJ
     return found
 
 
-def _seated(new: Sequence[NewJob], capacity: int) -> list[NewJob]:
-    """Those that ask for some memory of a GPU share GPUs with each other, each the first that has room for it; nobody else is there.
-    ``capacity``: the MiB of a GPU. Where no two fit on one each has its own."""
+def seats(shares: Sequence[int], capacity: int) -> list[int]:
+    """On which of their GPUs each has its share: 1 for the first, 0 where it has none. All 0 where no two fit on one. As ``_seated``."""
     left: list[int] = []
     places = []
-    for job in new:
-        share = job.options.gpu_share
+    for share in shares:
         at = next((at for at, room in enumerate(left) if share <= room), len(left))
         if share and at == len(left):
             left.append(capacity)
         if share:
             left[at] -= share
         places.append(at + 1 if share else 0)
-    if len(left) == sum(1 for place in places if place):
+    return places if len(left) < sum(1 for place in places if place) else [0] * len(places)
+
+
+def _seated(new: Sequence[NewJob], capacity: int) -> list[NewJob]:
+    """Those that ask for some memory of a GPU share GPUs with each other, each the first that has room for it; nobody else is there.
+    ``capacity``: the MiB of a GPU. Where no two fit on one each has its own."""
+    places = seats([job.options.gpu_share for job in new], capacity)
+    if not any(places):
         return [replace(job, options=replace(job.options, gpu_share=0)) for job in new]
     return [
         replace(job, options=replace(job.options, shared_place=place, gpu_class="" if place else job.options.gpu_class))

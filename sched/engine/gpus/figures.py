@@ -28,12 +28,14 @@ FRESH = 1.0
 @dataclass(frozen=True, slots=True)
 class Program:
     """A process that uses a GPU. ``pid``: as the host numbers it; ``uid``: whose it is there, -1 where it has ended; ``job`` 0: of none
-    that runs here. ``memory``: bytes of the GPU, None where that is not told."""
+    that runs here. ``memory``: bytes of the GPU; ``busy``: the share of the last second in which it computed there, 0 to 1; None where that
+    is not told."""
 
     pid: int
     uid: int
     job: int
     memory: int | None
+    busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,16 @@ class Figures:
 
     reading: Reading
     programs: tuple[Program, ...]
+
+    def busy(self, job: int, alone: bool) -> float | None:
+        """What ``job`` computes there, 0 to 1, None where that is not told. ``alone``: nobody else has the GPU."""
+        if alone:
+            return self.reading.busy
+        told = [program.busy for program in self.programs if program.job == job]
+        found = None if None in told else min(1.0, sum(busy or 0.0 for busy in told))
+        if not found and any(program.busy for program in self.programs if not program.job):
+            return None  # a server of MPS computes for its clients
+        return found
 
 
 class Watch:
@@ -81,9 +93,13 @@ def read(gpus: Sequence[Gpu], handles: Mapping[int, Handle]) -> dict[str, Figure
     with gpu.session() as nvml:
         readings = watch.readings(nvml, [unit.uuid for unit in gpus])
         units = gpu.refresh(tuple(gpus))
+        computing = {unit.uuid: watch.computing(nvml, unit.uuid) for unit in units}
     keepers = {pid: job for job, handle in handles.items() if (pid := handle.pid) > 0}
     found = seen.whose({process.pid for unit in units for process in unit.processes}, keepers)
     return {
-        unit.uuid: Figures(reading, tuple(Program(p.pid, *found[p.pid], p.memory) for p in unit.processes))
-        for unit, reading in zip(units, readings, strict=True)
+        unit.uuid: Figures(
+            reading,
+            tuple(Program(p.pid, *found[p.pid], p.memory, None if now is None else now.get(p.pid, 0.0)) for p in unit.processes),
+        )
+        for unit, reading, now in zip(units, readings, map(computing.__getitem__, [unit.uuid for unit in units]), strict=True)
     }

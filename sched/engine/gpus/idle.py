@@ -15,6 +15,7 @@ from dockless.base.units import format_duration
 from dockless.sched import clock
 from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.gpus import sharing
 from dockless.sched.jobs import State
 from dockless.sched.store import queue
 
@@ -45,7 +46,8 @@ async def look(engine: Engine) -> None:
     for entry in list(engine.active.values()):
         if entry.job.state is not State.RUNNING or not entry.devices or entry.cancelled or entry is not entry.first:
             continue
-        if any(used(engine.watch.figures.get(uuid)) for uuid in entry.devices):
+        share = sharing.share(engine, entry.job)
+        if any(used(engine.watch.figures.get(uuid), entry.job.id, alone=not share) for uuid in entry.devices):
             if entry.warned is not None:
                 entry.warned = None
                 entry.show(reason="")
@@ -62,11 +64,12 @@ async def look(engine: Engine) -> None:
             await _end(engine, entry, idle)
 
 
-def used(figures: Figures | None) -> bool:
-    """What is not known is taken for used."""
+def used(figures: Figures | None, job: int, alone: bool) -> bool:
+    """Whether ``job`` computes on a GPU. What is not known is taken for used. ``alone``: as in ``Figures.busy``."""
     if figures is None:
         return True
-    return bool(figures.programs) if figures.reading.busy is None else figures.reading.busy > 0
+    busy = figures.busy(job, alone)
+    return bool(figures.programs) if busy is None else busy > 0
 
 
 async def _warn(engine: Engine, entry: LiveJob, idle: float) -> None:

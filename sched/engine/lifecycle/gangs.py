@@ -67,8 +67,8 @@ class Gang:
         return bool(back or self.first.cancelled or options.ending or options.requeue or options.preempted_by)
 
     def start(self, start: Any, spec: Spec, *, owner: int | None, **how: Any) -> Any:
-        """In a thread: what does not have the host's network has the one that they share."""
-        if spec.network == "host":
+        """In a thread: what does not have the host's network has the one that they share, and one alone its own."""
+        if spec.network == "host" or len(self.members) == 1:
             return start(spec, owner=owner, **how)
         with self.making:
             if self.network is None:
@@ -118,7 +118,7 @@ def count_gpus(members: Iterable[tuple[int, JobOptions]]) -> int:
 
 def counts_for(supplies: Mapping[str, Supply], pool: str, asked: int, gpus: int) -> int:
     """What one of them counts for: without GPUs as a job alone would that does not say what it needs."""
-    return asked or (supplies[pool].per_job if pool in supplies and not gpus else 0)
+    return supplies[pool].counts(asked, has_gpus=gpus > 0) if pool in supplies else asked
 
 
 def split(gang: Gang, gpus: Sequence[str]) -> Iterator[tuple[LiveJob, tuple[str, ...]]]:

@@ -153,9 +153,12 @@ def _guarded(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         from dockless.base.exit_codes import INTERRUPTED
+        from dockless.cli.output import warn
 
+        if said := str(interrupt):
+            warn(f"interrupted: {said}")
         return INTERRUPTED
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0

@@ -43,18 +43,18 @@ class _Panel:
     has: Has
 
 
-def _panels(host: SimulatedHost) -> list[_Panel]:
+def _panels(host: SimulatedHost, one: Replay) -> list[_Panel]:
     """Of each kind of GPUs, and of what else is counted."""
-    found = [_Panel(kind, len(of), partial(_of_kind, of)) for kind, of in host.kinds.items()] if len(host.kinds) > 1 else []
-    found = found or [_Panel("GPUs", len(host.state.gpus), lambda job, gpus: job.gpus)]
+    found = [_Panel(kind, len(of), partial(_of_kind, one, of)) for kind, of in host.kinds.items()] if len(host.kinds) > 1 else []
+    found = found or [_Panel("GPUs", len(host.state.gpus), one.has)]
     for pool, supply in host.state.supplies.items():
         unit, label = (1000, "cores") if pool == CORES else (1 << 30, "GiB of memory")
         found.append(_Panel(label, supply.total / unit, partial(_of_supply, host, pool, unit)))
     return found
 
 
-def _of_kind(kind: frozenset[str], job: TraceJob, gpus: Sequence[str]) -> float:
-    return len(kind.intersection(gpus))
+def _of_kind(one: Replay, kind: frozenset[str], job: TraceJob, gpus: Sequence[str]) -> float:
+    return one.has(job, gpus) if job.share and not kind.isdisjoint(gpus) else len(kind.intersection(gpus))
 
 
 def _of_supply(host: SimulatedHost, pool: str, unit: int, job: TraceJob, gpus: Sequence[str]) -> float:
@@ -68,7 +68,7 @@ def draw(found: dict[str, Replay], hosts: dict[str, SimulatedHost], file: str) -
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = [(name, one, row, not place) for name, one in found.items() for place, row in enumerate(_panels(hosts[name]))]
+    rows = [(name, one, row, not place) for name, one in found.items() for place, row in enumerate(_panels(hosts[name], one))]
     figure = Figure(figsize=(12, 1 + 2.6 * len(rows)), layout="constrained")
     panels: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False)
     begins = min(one.begins for one in found.values())

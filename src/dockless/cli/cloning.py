@@ -1,4 +1,4 @@
-"""``clone``: a job of the queue once more, as it was or changed."""
+"""``clone``: a job of the queue once more, or all that start together, as it was or changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.job_names import job_number
-from dockless.cli.jobs import queue_group, submit_jobs
+from dockless.cli.jobs import queue_group, submit_order
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import keywords, sandbox_options
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def clone_options(parser: Parser) -> None:
     parser.takes_command = True
     parser.usage = "dockless clone [options] ID [-- COMMAND …]"
-    parser.add_argument("id", metavar="ID", help="a job of yours, also one that has ended")
+    parser.add_argument("id", metavar="ID", help="a job of yours, also one that has ended; the first of those that start together")
+    parser.add_argument("--role", default="", metavar="NAME", help="of jobs that start together: change those of that role alone")
     parser.add_argument("--edit", action="store_true", help="open it as a job file in $EDITOR before it is submitted")
     parser.add_argument("--print", action="store_true", help="print it as a job file, and submit nothing")
     queue_group(parser)
@@ -30,7 +31,7 @@ def clone_options(parser: Parser) -> None:
 
 def clone(options: Namespace) -> int:
     from dockless._cloning import file_of, with_options
-    from dockless._jobfiles import array_of, make_job_of
+    from dockless._jobfiles import order_of
     from dockless.base.dataclass import replace
     from dockless.sched import connect
     from dockless.sched.formats.own import document, toml
@@ -42,12 +43,16 @@ def clone(options: Namespace) -> int:
         raise BadInput("there is no command after '--'", hint="leave '--' out for the job's own")
     what = f"job {number}"
     with connect() as queue:
-        file = file_of(queue.spec(number))
-        if not options.print and (owner := queue.job(number).user) != queue.ping().user:
+        job = queue.job(number)
+        if job.options.members > 1 and (job.gang != number or "_" in options.id):
+            hint = f"dockless clone {job.gang} submits all of them again, with --role {job.options.role} for changes to such as it alone"
+            raise BadInput(f"{what} has no clone of its own: it starts together with others", subject=options.id, hint=hint)
+        file = file_of([queue.spec(number + rank) for rank in range(job.options.members or 1)])
+        if not options.print and (owner := job.user) != queue.ping().user:
             hint = f"`dockless requeue {number}` submits one that has ended again as {owner}'s; --print shows it"
             raise Refused(f"{what} belongs to {owner}, and its clone would have your rights", subject=str(number), hint=hint)
     said = keywords(options) | {"tty": options.tty or None, "interactive": options.interactive or None}
-    file = with_options(file, said, options.command or ())
+    file = with_options(file, said, options.command or (), options.role)
     file = replace(file, name=options.name or file.name, queue={**file.queue, **_said(options)})
     if options.print:
         if options.json:
@@ -57,7 +62,7 @@ def clone(options: Namespace) -> int:
         return 0
     if options.edit:
         return _edited(file, number, options)
-    return submit_jobs([make_job_of(file, what)], options, array=array_of(file, what))
+    return submit_order(order_of(file, what), options)
 
 
 def _said(options: Namespace) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
     import subprocess
     import tempfile
 
-    from dockless._jobfiles import array_of, make_job_of, read_job_file
+    from dockless._jobfiles import order_of, read_job_file
     from dockless.sched.formats.own import document, toml
 
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
@@ -95,9 +100,9 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         raise BadInput(f"{editor[0]} ended with exit code {code}, so nothing was submitted", subject="--edit", hint="try again")
     try:
         file = read_job_file(path)
-        job, array = make_job_of(file, path), array_of(file, path)
+        order = order_of(file, path)
     except BadInput as error:
         error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: dockless submit {path}")))
         raise
     os.unlink(path)
-    return submit_jobs([job], options, array=array)
+    return submit_order(order, options)

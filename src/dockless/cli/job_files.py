@@ -46,28 +46,22 @@ def file_of(options: Namespace) -> str:
 
 def submit_file(options: Namespace, path: str) -> int:
     """A job of a file of any format, or several that start together."""
-    from dockless._jobfiles import array_of, make_gang_of, make_job_of, pulls_of, start_together
+    from dockless._jobfiles import order_of
+    from dockless.cli.jobs import submit_order
 
     _refuse_beside(options, (), "it")
     file = _read(path, options)
-    gang = start_together(file)
-    if gang and options.array:
-        raise BadInput("--array beside several roles or instances", subject="--array", hint="give one of them")
-    make = make_gang_of if gang else lambda *args, **queue: [make_job_of(*args, **queue)]
-    jobs = make(
+    order = order_of(
         file,
         path,
+        array=options.array,
         name=options.name or None,
         group=options.group or None,
         priority=options.priority or None,
         time_limit=options.time_limit,
         on_reboot=options.on_reboot if options.on_reboot != "fail" else None,
     )
-    from dockless.cli.jobs import submit_jobs
-
-    array = None if gang else options.array or array_of(file, path)
-    pulls = pulls_of(file, path)
-    return submit_jobs(jobs, options, array=array, gang=gang, mail_if_possible=file.format == "sbatch", pulls=pulls)
+    return submit_order(order, options)
 
 
 def submit_list(options: Namespace) -> int:
@@ -75,10 +69,16 @@ def submit_list(options: Namespace) -> int:
     _refuse_beside(options, ("name", "group", "priority", "time_limit", "array", "on_reboot"), "each line")
     if options.command:
         raise BadInput("a command stands beside --from", subject="--from", hint="each line has its own")
-    from dockless._jobfiles import jobs_of_list
-    from dockless.cli.jobs import submit_jobs
+    from functools import partial
 
-    return submit_jobs(jobs_of_list(options.job_list), options, array=None)
+    from dockless._jobfiles import jobs_of_list
+    from dockless._submitting import Order
+    from dockless.cli.counted import Counted
+    from dockless.cli.jobs import submit_order
+
+    with Counted(options.quiet) as counted:
+        jobs = jobs_of_list(options.job_list, partial(counted, "lines read"))
+    return submit_order(Order(tuple(jobs)), options)
 
 
 def _refuse_beside(options: Namespace, more: tuple[str, ...], where: str) -> None:

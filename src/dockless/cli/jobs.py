@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import partial
 
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from dockless.cli.sandbox_options import fetched, image_and_command, image_optio
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
-    from dockless.sched import Client, Job, JobSpec
+    from dockless._submitting import Order
+    from dockless.sched import Client, DaemonInfo, Job
     from dockless.sched.parsing import ArrayCount
 
 
@@ -69,7 +70,7 @@ def submit(options: Namespace) -> int:
         return submit_list(options)
     if path := file_of(options):
         return submit_file(options, path)
-    from dockless._submitting import make_job
+    from dockless._submitting import Order, make_job
 
     image, command = image_and_command(options)
     if options.retry_on and not options.retries:
@@ -84,53 +85,41 @@ def submit(options: Namespace) -> int:
         group=options.group,
         on_reboot=options.on_reboot,
     )
-    return submit_jobs([job], options, array=options.array)
+    return submit_order(Order((job,), options.array), options)
 
 
-def submit_jobs(
-    jobs: list[JobSpec],
-    options: Namespace,
-    *,
-    array: ArrayCount | None,
-    gang: bool = False,
-    mail_if_possible: bool = False,
-    pulls: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-) -> int:
-    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many. ``gang``: they start together,
-    and the number of the first stands for all. ``mail_if_possible``: a host
-    that sends no notices takes the jobs all the same. ``pulls``: what their file says of how each image is pulled."""
-    from functools import partial
-
-    from dockless._pulling import present_for, told_whose_store
+def submit_order(order: Order, options: Namespace) -> int:
+    """Queue it, say the numbers. Of jobs that start together that of the first stands for all."""
+    from dockless._pulling import present_for
+    from dockless._submitting import queued
     from dockless.base.dataclass import replace
+    from dockless.cli.counted import Counted
     from dockless.sched import connect
 
-    with connect() as queue:
-        daemon = queue.ping()
-    if mail_if_possible and not daemon.notices and any(job.notify for job in jobs):
-        jobs = [replace(job, notify=(), notify_to="") for job in jobs]
-        warn("no mail is sent: the settings of this host do not say how")
-    bring = partial(present_for, daemon)
-    images = {image: fetched(image, options, bring, **pulls.get(image, {})) for image in dict.fromkeys(job.spec.image for job in jobs)}
-    jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
+    def bring(daemon: DaemonInfo, image: str, said: Mapping[str, Any]) -> str:
+        return fetched(image, options, partial(present_for, daemon), **said)
+
+    jobs = order.jobs
     if options.best_effort:
-        jobs = [replace(job, spec=replace(job.spec, best_effort=True)) for job in jobs]
-    orders = _orders(options) | ({"array_limit": array.limit} if array is not None else {})
-    jobs = [replace(job, **orders) for job in jobs] if orders else jobs
+        jobs = tuple(replace(job, spec=replace(job.spec, best_effort=True)) for job in jobs)
+    if orders := _orders(options):
+        jobs = tuple(replace(job, **orders) for job in jobs)
+    with Counted(options.quiet) as counted:
+        ids, daemon = queued(replace(order, jobs=jobs), bring, warn, partial(counted, "jobs sent"))
+    said = ids[:1] if order.together else ids
+    if options.json and not options.wait:
+        alone = {"id": ids[0]} | ({"ids": ids} if order.together else {})
+        print_json(alone if order.array is None and getattr(options, "job_list", None) is None else {"ids": ids})
+    elif options.quiet:
+        out(*said)
+    elif not options.json:
+        if daemon.simulated and any(_of_nvidia(job.gpus) for job in jobs):
+            warn("the GPUs are simulated: nothing computes on them")
+        out(together(ids[0], len(ids)) if order.together or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+    if not options.wait:
+        return 0
     with connect() as queue:
-        with told_whose_store(daemon, " ".join(images.values())):
-            submitted = queue.submit_gang if gang else queue.submit_many
-            ids = queue.submit_array(jobs[0], int(array)) if array is not None else submitted(jobs)
-        if options.json and not options.wait:
-            alone = {"id": ids[0]} | ({"ids": ids} if gang else {})
-            print_json(alone if array is None and getattr(options, "job_list", None) is None else {"ids": ids})
-        elif options.quiet:
-            out(*(ids[:1] if gang else ids))
-        elif not options.json:
-            if daemon.simulated and any(_of_nvidia(job.gpus) for job in jobs):
-                warn("the GPUs are simulated: nothing computes on them")
-            out(together(ids[0], len(ids)) if gang or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
-        return wait_jobs(queue, ids[:1] if gang else ids, None, quiet=True, as_json=options.json) if options.wait else 0
+        return wait_jobs(queue, said, None, quiet=True, as_json=options.json)
 
 
 def _orders(options: Namespace) -> dict[str, Any]:
@@ -168,6 +157,7 @@ def queue_options(parser: Parser) -> None:
     parser.add_argument("--since", metavar="TIME", help="those that had not ended before, with -a: 7d for seven days ago, 2026-01-31")
     parser.add_argument("--until", metavar="TIME", help="those that were submitted until then")
     parser.add_argument("--limit", type=whole(1), default=0, metavar="N", help="at most so many of each kind")
+    parser.add_argument("--events", action="store_true", help="what happened to these jobs, and when")
     parser.add_argument("--csv", action="store_true", help="comma-separated values")
     parser.quiet("ids alone")
     parser.json()
@@ -179,6 +169,10 @@ def queue(options: Namespace) -> int:
     numbers = job_numbers(options.ids)
     if options.csv and (options.json or options.quiet):
         raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
+    if options.events:
+        from dockless.cli.job_events import show_events
+
+        return show_events(numbers, options)
     with connect() as client:
         if numbers:
             named = zip(options.ids, numbers, strict=True)
@@ -304,7 +298,7 @@ def _detail(job: Job, simulated: bool) -> None:
         ("job", job.id),
         ("state", f"{job.state}{', ' + job.reason if job.reason else ''}"),
         ("name", job.name),
-        ("role", f"{job.options.role} {job.options.role_index}, starts together with job {job.gang}" if job.gang else ""),
+        ("role", _role(job).removesuffix(": ") + (f", starts together with job {job.gang}" if job.options.members > 1 else "")),
         ("user", f"{job.user} ({job.uid}){', group ' + job.group if job.group else ''}"),
         ("image", job.image),
         ("command", job.command),
@@ -449,7 +443,8 @@ def cancel(options: Namespace) -> int:
     numbers = job_numbers(options.ids)
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
-        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0)]
+        # of those that start together the first stands for all
+        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0) if job.gang in (0, job.id)]
         jobs = queue.cancel_many(ids, grace=grace)
     if options.json:
         print_json([job.as_dict() for job in jobs])

@@ -46,7 +46,7 @@ def logs(options: Namespace) -> int:
     if number is not None:
         first = _known(number)
         theirs = first.uid != os.geteuid()
-        together = first.gang == number and options.id == str(number)
+        together = first.gang == number and first.options.members > 1 and options.id == str(number)
 
         def lines(follow: bool) -> Iterator[Row]:
             return _gang(first, options, follow) if together else _job(number, options, follow)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dockless.base.typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.output import out, print_json, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, DaemonUnavailable, DocklessError, NotPermitted
@@ -21,7 +23,7 @@ def quota_options(parser: Parser) -> None:
         nargs="*",
         default=[],
         metavar="user|group|default",
-        help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=, queued=, classes.NAME=",
+        help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=, queued=, classes.NAME=, classes.NAME.guarantee=, …",
     )
     parser.add_argument("--unset", action="append", default=[], metavar="KEY", help="what the quota no longer says (set)")
     parser.json()
@@ -53,22 +55,28 @@ def _show(options: Namespace) -> int:
 
 def _row(one: QuotaInfo) -> tuple[object, ...]:
     return (
-        *(f"{one.kind} {one.name}", _of_all(one), _shown(one.guarantee), _shown(one.weight)),
+        *(f"{one.kind} {one.name}", _of_all(one), _with_classes(one, "guarantee"), _with_classes(one, "weight")),
         *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
     )
 
 
 def _default(one: QuotaInfo) -> tuple[object, ...]:
     """What each user may have whom the settings do not name."""
-    gpus = ", ".join(([] if one.limit is None else [str(one.limit)]) + [f"{of.name} {of.limit}" for of in one.classes])
     return (
-        *("each other user", gpus or "-", _shown(one.guarantee), _shown(one.weight)),
+        *("each other user", *(_with_classes(one, what) for what in ("limit", "guarantee", "weight"))),
         *(_shown(one.jobs), _shown(one.cpu_jobs), "-", _shown(one.queued)),
     )
 
 
 def _of_all(one: QuotaInfo) -> str:
     return ", ".join((_of(one.gpus, one.limit), *(f"{of.name} {_of(of.gpus, of.limit)}" for of in one.classes)))
+
+
+def _with_classes(one: QuotaInfo, what: str) -> str:
+    """Its limit, guarantee, or weight, and those of classes."""
+    said = [str(value) for value in (getattr(one, what),) if value is not None]
+    said += [f"{of.name} {value}" for of in one.classes if (value := getattr(of, what)) is not None]
+    return ", ".join(said) or "-"
 
 
 def _of(used: int, limit: int | None) -> str:
@@ -93,9 +101,7 @@ def _set(options: Namespace) -> int:
         print_json(said | {"reloaded": reloaded, "reason": trouble})
         return 1 if trouble else 0
     who = f"{kind} {name}".strip()
-    plain = {key: value for key, value in change.after.items() if key != "classes"}
-    said_now = {**plain, **change.after.get("classes", {})}
-    keys = ", ".join(f"{key} {value}" for key, value in said_now.items()) or "no quota"
+    keys = ", ".join(_words(change.after)) or "no quota"
     out(f"{who}: {keys} ({change.file})")
     if kind == "user" and change.default and bool(change.before) != bool(change.after):
         out(f"The default {'no longer holds' if change.after else 'holds'} for {name}.")
@@ -104,6 +110,14 @@ def _set(options: Namespace) -> int:
     else:
         out("The daemon has read it." if reloaded else "No daemon runs: it holds from the next start.")
     return 1 if trouble else 0
+
+
+def _words(quota: Mapping[str, Any]) -> Iterator[str]:
+    """``limit 4``, ``H100 2``, ``H100 guarantee 1``"""
+    yield from (f"{key} {value}" for key, value in quota.items() if key != "classes")
+    for name, of in quota.get("classes", {}).items():
+        for key, value in of.items() if isinstance(of, dict) else (("limit", of),):
+            yield f"{name} {value}" if key == "limit" else f"{name} {key} {value}"
 
 
 def _said(words: list[str]) -> tuple[str, str, dict[str, int]]:

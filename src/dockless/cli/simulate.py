@@ -48,7 +48,7 @@ def simulate(options: Namespace) -> int:
 
         check_chart(options.chart)
     trace = _read(options.trace)
-    units = units_of(options.gpus) if options.gpus else units_here()
+    units = units_of(options.gpus) if options.gpus else units_here(options.config or ())
     found: dict[str, Replay] = {}
     hosts: dict[str, SimulatedHost] = {}
     policies = dict.fromkeys(options.policy or ("backfill",))

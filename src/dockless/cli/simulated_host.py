@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.device_names import KIND
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput
@@ -20,7 +21,7 @@ MOST = 4096
 """GPUs of a host."""
 _HOURS = 2000
 """Reserved hours that are shown."""
-_HINT = "write how many, 8, or how many of each class: H100:80G=4,A100=2,1g.10gb=7"
+_HINT = "write how many, 8, or how many of each class: H100:80G=4,A100=2,1g.10gb=7,amd.com/gpu=2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class SimulatedHost:
     def asked(self, pool: str, job: TraceJob) -> int:
         """What it counts for while it runs, of cores in thousandths or of memory in bytes: where it has GPUs, what it says."""
         asked: int = getattr(job, pool)
-        return asked or (0 if job.gpus else self.state.supplies[pool].per_job)
+        return self.state.supplies[pool].counts(asked, has_gpus=job.gpus > 0)
 
     def hours_between(self, begins: float, ends: float) -> list[Window]:
         """All, each once; of very many the first."""
@@ -62,6 +63,7 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
     from dockless.sched.engine.gpus.hostgpus import in_order_of_class
+    from dockless.sched.engine.gpus.mps import OWN
     from dockless.sched.policy.state import QueueState
     from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
@@ -73,21 +75,72 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
         supplies[CORES] = Supply(1000 * settings.cores, 1000 * settings.cores_per_gpu, 1000 * settings.cores_per_job)
     if settings.memory is not None:
         supplies[MEMORY] = Supply(settings.memory, settings.memory_per_gpu, settings.memory_per_job)
-    names = {job.gpu_class for job in jobs if job.gpu_class} | settings.quotas.classes
+    every_one = (one for job in jobs for one in job.members or (job,))
+    names = {one.gpu_class for one in every_one if one.gpu_class} | settings.quotas.classes
+    gpus, devices = ([unit for unit in units if _is_device(unit) is device] for device in (False, True))
+    kept = OWN if settings.has_mps else 0
+    shareable = {} if settings.share == "no" else {one.uuid: (one.memory >> 20) - kept for one in gpus if not one.parent and one.memory}
     state = QueueState(
         tuple(unit.uuid for unit in units),
         (),
         quotas=settings.quotas,
-        slices=frozenset(unit.uuid for unit in units if unit.parent),
+        slices=frozenset(unit.uuid for unit in units if unit.parent or unit in devices),
         cpu_jobs=settings.cpu_jobs,
         usage={} if settings.order == "fair" else None,
         preemption=settings.preemption,
-        classes={name: in_order_of_class(name, units) for name in names},
+        classes={name: in_order_of_class(name, devices if "/" in name else gpus) for name in names},
         supplies=supplies,
+        shareable=shareable,
+        company=settings.share if shareable else "user",
     )
     groups = {group for one in settings.reservations for group in one.groups}
     members = {group: frozenset(settings.groups.get(group, ())).union(job.user for job in jobs if group in job.groups) for group in groups}
-    return SimulatedHost(state, _kinds(units), _with_groups(jobs, settings), settings.half_life, settings.reservations, members)
+    here = [_as_here(job, state) for job in _with_groups(jobs, settings)]
+    return SimulatedHost(state, _kinds(units), here, settings.half_life, settings.reservations, members)
+
+
+def _is_device(unit: Gpu) -> bool:
+    """Whether it is of another kind, as ``gpus.devices`` names them."""
+    return re.fullmatch(KIND, unit.model) is not None
+
+
+def _as_here(job: TraceJob, state: QueueState) -> TraceJob:
+    """With its share of a GPU where GPUs are shared; those that start together share with each other, and each counts for what it needs.
+    ``BadInput`` where the daemon would refuse them."""
+    from dockless.sched.engine.admission.gang_admission import seats
+    from dockless.sched.engine.lifecycle.gangs import counts_for
+    from dockless.sched.policy.supplies import CORES, MEMORY
+
+    if not job.members:
+        share = _share(job, state)
+        return replace(job, share=share) if share else job
+    places = seats([_share(one, state) for one in job.members], min(state.shareable.values(), default=0))
+    own = [one for one, place in zip(job.members, places, strict=True) if not place]
+    classes = {one.gpu_class for one in own if one.gpus} | {"" for place in places if place}
+    if len(classes) > 1:
+        raise BadInput(
+            f"jobs of {job.user or 'a user'} that start together ask for GPUs of different classes: {', '.join(sorted(classes))}",
+            subject="class",
+            hint="the queue takes them with one class alone",
+        )
+    return replace(
+        job,
+        gpus=sum(one.gpus for one in own) + len({*places} - {0}),
+        gpu_class=next(iter(classes), ""),
+        cores=sum(counts_for(state.supplies, CORES, one.cores, one.gpus) for one in job.members),
+        memory=sum(counts_for(state.supplies, MEMORY, one.memory, one.gpus) for one in job.members),
+    )
+
+
+def _share(job: TraceJob, state: QueueState) -> int:
+    """The MiB that it has of one GPU; 0 where it has GPUs of its own."""
+    from dockless.sandbox.gpus.request import parse_request
+    from dockless.sched.policy.classes import request
+
+    memory = parse_request(request(job.gpu_class)).memory if state.shareable and job.gpus == 1 and job.gpu_class else 0
+    whole = [state.shareable.get(gpu, 0) for gpu in state.classes.get(job.gpu_class, ()) if gpu not in state.slices]
+    share = -(-memory >> 20)
+    return share if share <= min(whole, default=0) else 0
 
 
 def _with_groups(jobs: Sequence[TraceJob], settings: Config) -> Sequence[TraceJob]:
@@ -134,13 +187,18 @@ def _unit(model: str, memory: str, number: int) -> Gpu:
     return Gpu(number, f"gpu{number}", number, name, parse_size(size, "memory of a GPU"), parent="divided" if part else "")
 
 
-def units_here() -> tuple[Gpu, ...]:
+def units_here(configs: Iterable[str | None]) -> tuple[Gpu, ...]:
+    """Those of this host, with the devices of the kinds that these settings name."""
+    from dockless.base import settings
+    from dockless.base.path import Path
     from dockless.sched.engine.gpus.hostgpus import HostGpus
 
+    kinds = dict.fromkeys(kind for config in configs if config is not None for kind in settings.load(Path(config))["gpus.devices"])
     gpus = HostGpus()
     try:
-        if not gpus.gpus:
+        gpus.hand_out(tuple(kinds))
+        if not gpus.everything:
             raise BadInput("this host has no GPUs", subject="--gpus", hint="say of which GPUs the host is: --gpus 8")
-        return gpus.gpus
+        return gpus.everything
     finally:
         gpus.close()

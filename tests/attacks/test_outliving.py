@@ -1,0 +1,145 @@
+"""What entered a sandbox and does not want to end: with its cgroup, and where it has none.
+
+Rows A48 and A61 of the list of attacks. Who enters a sandbox may make processes beside itself, orphans, and as many as it can; after a time
+limit, a kill or the end of its client nothing of them is left, and the sandbox goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.boxes import load, until
+from support.make_image import file
+from support.requires import requires
+
+from dockless import DEVNULL, PIPE, Sandbox
+from dockless.base.healthcheck import HealthCheck
+from dockless.errors import LaunchFailed
+from dockless.sandbox.run import foreground
+from dockless.sandbox.spec import Namespaces
+
+pytestmark = requires("userns", "overlay", "gcc")
+
+WAYS = ("beside", "twice", "bomb", "ignoring", "stopped", "unmarked")
+FOREVER = ("sleep", "1000")
+OUTLIVING = "/outliving/outliving"
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[str]:
+    """The mount of a directory with the program of ``outliving.c``."""
+    with tempfile.TemporaryDirectory(prefix="test-outliving-") as place:
+        os.chmod(place, 0o755)
+        source = Path(__file__).with_name("outliving.c")
+        subprocess.run(["gcc", "-O1", "-static", "-o", f"{place}/outliving", source], check=True)
+        yield f"{place}:/outliving:ro"
+
+
+@pytest.fixture(params=[pytest.param("grouped", marks=requires("cgroup2")), "ungrouped"])
+def grouped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param == "ungrouped":
+        monkeypatch.setattr(foreground, "make_cgroup", lambda *given: None)
+    return request.param == "grouped"
+
+
+@pytest.fixture
+def box(grouped: bool, program: str, tmp_path: Path) -> Iterator[Sandbox[bytes]]:
+    with Sandbox(load(tmp_path), FOREVER, stdin=DEVNULL, mounts=[program]) as found:
+        yield found
+        assert found.poll() is None, "it ended more than what entered"
+
+
+def _left(box: Sandbox[bytes], name: str = "outliving") -> list[int]:
+    """The numbers of those that have not ended; dead ones are collected by the sandbox's init when it gets to it."""
+    found = box.shell("cat /proc/[0-9]*/stat 2>&-; true", text=True, check=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if f" ({name}) " in line and f" ({name}) Z" not in line]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_outlives_a_time_limit(box, way):
+    for _ in range(3):
+        with box.spawn(OUTLIVING, way, stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
+            assert command.stdout.readline() == "on\n"
+            ended = command.wait(20)
+        assert ended.timed_out and _left(box) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_outlives_its_client_and_other_commands_go_on(box, way):
+    with (
+        box.spawn(OUTLIVING, "beside", stdin=DEVNULL, stdout=PIPE, text=True) as other,
+        box.spawn("sleep", "1000", stdin=DEVNULL) as third,
+    ):
+        assert other.stdout.readline() == "on\n"
+        before = _left(box)
+        with box.spawn(OUTLIVING, way, stdin=DEVNULL, stdout=PIPE, text=True) as command:
+            assert command.stdout.readline() == "on\n"
+            assert len(_left(box)) > len(before)
+        assert _left(box) == before and other.poll() is None and third.poll() is None
+    assert _left(box) == []
+
+
+def test_what_was_left_by_an_ordinary_end_is_not_another_commands(box):
+    """Whatever a later one does, and at its time limit."""
+    box.shell("sleep 777 >/dev/null 2>&1 &", stdin=DEVNULL, check=True)
+    with box.spawn(OUTLIVING, "unmarked", stdin=DEVNULL, stdout=PIPE, text=True, timeout=0.5) as command:
+        assert command.stdout.readline() == "on\n" and command.wait(20).timed_out
+    assert len(_left(box, "sleep")) == 2  # and the sandbox's own
+
+
+@pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
+@pytest.mark.parametrize("low", ["locks", "rttime"])
+def test_one_limit_that_is_low_already_leaves_the_other(grouped, program, low):
+    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], ulimits={low: 1000}) as box:
+        with box.spawn(OUTLIVING, "beside", stdin=DEVNULL, stdout=PIPE, text=True) as command:
+            assert command.stdout.readline() == "on\n"
+        assert _left(box) == []
+
+
+@pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
+def test_what_could_not_be_found_again_is_not_started(grouped):
+    with Sandbox("host", FOREVER, stdin=DEVNULL, ulimits={"locks": 1000, "rttime": 1000}) as box:
+        with pytest.raises(LaunchFailed) as error:
+            box.exec("true")
+        assert "'locks' and 'rttime'" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "parent"])
+def test_nothing_outlives_what_looks_into_a_sandbox(grouped, program, tmp_path, way):
+    """At its own end too: it has more rights than the sandbox."""
+    tools = Path(program.partition(":")[0], "outliving").read_bytes()
+    image = load(tmp_path, [file("bin/outliving", tools, 0o755)], name="tools:latest")
+    with Sandbox(load(tmp_path), FOREVER, stdin=DEVNULL) as box:
+        with box.spawn_debug(image, "outliving", way, stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
+            assert command.stdout.readline() == "on\n"
+            ended = command.wait(20)
+        assert ended.timed_out is (way != "parent") and _left(box) == []
+        with box.spawn_debug(image, "sh", "-c", "outliving beside & read line", stdin=PIPE, stdout=PIPE, text=True) as command:
+            assert command.stdout.readline() == "on\n"
+            command.stdin.close()
+            assert command.wait(20).code == 1
+        assert _left(box) == [] and box.poll() is None
+
+
+@pytest.mark.parametrize("way", ["beside", "twice", "stopped"])
+def test_nothing_outlives_a_check_of_its_health(grouped, program, tmp_path, way):
+    health = HealthCheck((OUTLIVING, way), interval=0.05, timeout=0.5, retries=100)
+    with Sandbox(load(tmp_path), FOREVER, stdin=DEVNULL, mounts=[program], health=health) as box:
+        until(lambda: box.health.count >= 3, "three checks")
+        until(lambda: len(_left(box)) <= 6, "what is left is of one check")
+
+
+@requires("root", "cgroup2")
+def test_who_ends_the_one_that_waits_for_it_leaves_nothing(program):
+    """A61: it sees its parent, who waits for it, where the processes are the host's."""
+    with (
+        Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], namespaces=Namespaces(pid="host")) as box,
+        box.spawn(OUTLIVING, "parent", stdin=DEVNULL, stdout=PIPE, text=True) as command,
+    ):
+        assert command.stdout.readline() == "on\n"
+        assert command.wait(20).signal == 9 and _left(box) == []
