@@ -75,7 +75,9 @@ def test_groups_that_may_use_the_nodes(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cdi_writing,
         "device_nodes",
-        lambda gpus: tuple(replace(node, source=str(tmp_path / node.target[5:])) for node in as_on_a_real_host(gpus)),
+        lambda gpus, graphics: tuple(
+            replace(node, source=str(tmp_path / node.target[5:])) for node in as_on_a_real_host(gpus, graphics=graphics)
+        ),
     )
     with gpu.session():
         found = cdi_writing.description(gpu.inventory(processes=False, links=False))
