@@ -29,6 +29,7 @@ from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queries
+from dockless.sched.wire import kept
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
 from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
@@ -92,8 +93,11 @@ class Answers:
         """``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
         engine = self.engine
         job = self.own(caller, number)
-        entry, seen = engine.entries.get(number), None
-        if entry is not None and job.state is State.PENDING and entry.first.job.id not in engine.aside.kept:
+        entry, seen, foretold = engine.entries.get(number), None, Forecast()
+        if entry is not None and job.state is State.PENDING and entry.first.job.id in engine.aside.kept:
+            foretold = await self.foretold(turn)
+            job = self.own(caller, number)
+        elif entry is not None and job.state is State.PENDING:
             waiting = entry.first.waiting
             asks = waiting.gpus or waiting.cores or waiting.memory
             seen = await self.outlook.of(waiting, bool(asks and entry.gang is None and self._held(waiting)), turn)
@@ -102,7 +106,9 @@ class Answers:
             errors = queries.gpu_errors(engine.reader, number).get(job.attempt, ())
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         waiting = entry.first.waiting
-        if entry.first.job.id in engine.aside.kept or seen is None:
+        if waiting.id in engine.aside.kept and job.reason == engine.aside.why(entry.first.job):
+            return kept.why(engine, entry.first, number, foretold, self.outlook.places())
+        if waiting.id in engine.aside.kept or seen is None:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         found = Why(
             *(number, str(job.state), job.reason, seen.place, seen.waiting),
@@ -111,8 +117,10 @@ class Answers:
         if engine.decision is None or not self._held(waiting):
             return found
         reason, now = engine.decision.reason(waiting), clock.ticks()
-        latest = reason.latest and seen.place == 1
+        overtaken = seen.starts is not None and reason.starts_at is not None and seen.starts > reason.starts_at + 1  # by those of an array
+        latest = reason.latest and seen.place == 1 and not overtaken
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
+        later = starts_at is None and not seen.whole and seen.until is not None
         return replace(
             found,
             starts_in=None if starts_at is None else max(0.0, starts_at - now),
@@ -120,6 +128,7 @@ class Answers:
             rule=reason.code,
             at_latest=latest,
             endless=seen.endless if starts_at is None else (),
+            starts_after=max(0.0, seen.until - now) if later and seen.until is not None else None,
         )
 
     def _held(self, job: WaitingJob) -> bool:
@@ -127,19 +136,33 @@ class Answers:
         engine = self.engine
         return not engine.outage.text and HOST not in engine.drained and engine.decision is not None and engine.decision.held(job)
 
-    async def starts(self, numbers: Sequence[int], turn: Callable[[], Awaitable[None]]) -> dict[int, float]:
-        """In how many seconds some of those that wait start, as ``why`` says it; those of which nobody can say are left out. ``turn``:
-        awaited between pieces of work."""
-        seen = {number: job for number in numbers if (job := self.engine.entries.seen(number)) is not None and self._held(job)}
-        found = await self.outlook.starts(turn) if seen and not self.engine.closing else Forecast()
-        starts, now, decision = dict[int, float](), clock.ticks(), self.engine.decision
-        for number, job in seen.items():
-            if decision is None or job not in self.engine.waiting:
-                continue  # the settings are new; it may not start yet, or does meanwhile
-            at = _starts_at(decision.reason(job), found.starts.get(job.id), found.whole)
-            if at is not None:
+    async def foretold(self, turn: Callable[[], Awaitable[None]]) -> Forecast:
+        """Of all that wait; of nobody while nothing is started. ``turn``: awaited between pieces of work."""
+        engine = self.engine
+        if engine.closing or engine.outage.text or HOST in engine.drained or engine.decision is None:
+            return Forecast()
+        return await self.outlook.starts(turn)
+
+    def starts(self, numbers: Sequence[int], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
+        """In how many seconds some of those that wait start, as ``why`` says it, and of which others no more is foretold than that they
+        start no earlier than in so many; those of which nobody can say are left out."""
+        engine, now, decision = self.engine, clock.ticks(), self.engine.decision
+        starts, after = dict[int, float](), dict[int, float]()
+        for number in numbers if decision is not None else ():
+            job = engine.entries.seen(number)
+            if decision is None or job is None:
+                continue
+            if job.id in engine.aside.kept:
+                at = found.starts.get(job.id)
+                foretold = engine.aside.follows(job.id)
+            else:
+                foretold = job in engine.waiting and self._held(job)  # else it may not start yet by settings that are new, or does now
+                at = _starts_at(decision.reason(job, now), found.starts.get(job.id), found.whole) if foretold else None
+            if foretold and at is not None:
                 starts[number] = max(0.0, at - now)
-        return starts
+            elif foretold and not found.whole and found.until is not None:
+                after[number] = max(0.0, found.until - now)
+        return starts, after
 
     def reasons(self) -> Callable[[Job], str]:
         """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""

@@ -15,7 +15,7 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched import clock
 from dockless.sched.engine import queue_state
-from dockless.sched.policy.forecast import Forecast, forecast
+from dockless.sched.policy.forecast import STARTS, Array, Forecast, forecast
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.places import Places
 from dockless.sched.policy.state import QueueState
@@ -40,7 +40,7 @@ Turn = Callable[[], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Of one job. ``starts``: when, on the policy's clock, None where nobody can say; ``endless``: because of these jobs without a time
-    limit, which run now or would run then with what it could have. ``whole``: as in ``Forecast``."""
+    limit, which run now or would run then with what it could have. ``whole``, ``until``: as in ``Forecast``."""
 
     place: int
     waiting: int
@@ -49,6 +49,7 @@ class Seen:
     starts: float | None
     endless: tuple[int, ...]
     whole: bool
+    until: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,14 @@ class _Moment:
     now: float
     past: PastUsage | None
     one_queue: bool
+    arrays: Sequence[Array]
 
 
 class Outlook:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._one = asyncio.Lock()
-        self._known: tuple[tuple[object, int], Forecast] | None = None
+        self._known: tuple[tuple[object, int, int], Forecast] | None = None
 
     async def of(self, job: WaitingJob, instead: bool, turn: Turn) -> Seen | None:
         """None where it waits no more. ``instead``: what it could ask for instead is wanted, too. ``turn``: awaited between pieces of
@@ -95,20 +97,24 @@ class Outlook:
         decision = self.engine.decision
         return Places(queue_state.state(self.engine), decision is not None and decision.one_queue)
 
-    def _key(self) -> tuple[object, int]:
+    def _key(self) -> tuple[object, int, int]:
         """As long as it is the same a forecast holds."""
-        return self.engine.decision, self.engine.waiting.changes
+        return self.engine.decision, self.engine.waiting.changes, len(self.engine.aside.kept)
 
     async def _moment(self, turn: Turn) -> _Moment:
         engine, waiting = self.engine, WaitingList()
         state, now, decision = queue_state.state(engine), clock.ticks(), engine.decision
         past = copy.copy(engine.past) if state.usage is not None else None
         lines = [*engine.waiting.lines.items()]
+        arrays = [
+            Array(array.inside, [job for number in array.numbers if (job := engine.entries.seen(number)) is not None], array.all)
+            for array in engine.aside.next_of_arrays(STARTS)
+        ]
         for start in range(0, len(lines), LINES):
             if start:
                 await turn()
             waiting.add_copies(lines[start : start + LINES])
-        return _Moment(replace(state, waiting=waiting), waiting, now, past, decision is not None and decision.one_queue)
+        return _Moment(replace(state, waiting=waiting), waiting, now, past, decision is not None and decision.one_queue, arrays)
 
 
 def _seen(moment: _Moment, job: WaitingJob, instead: bool, known: Forecast | None) -> tuple[Seen, Forecast]:
@@ -121,11 +127,11 @@ def _seen(moment: _Moment, job: WaitingJob, instead: bool, known: Forecast | Non
     if starts is None and future.whole:
         near = (run for run in future.endless if moment.one_queue or (not run.gpus.isdisjoint(gpus) if job.gpus else not run.gpus))
         endless = sorted(run.id for run in near)
-    return Seen(place, waiting, ahead, found, starts, tuple(endless[:AHEAD]), future.whole), future
+    return Seen(place, waiting, ahead, found, starts, tuple(endless[:AHEAD]), future.whole, future.until), future
 
 
 def _forecast(moment: _Moment) -> Forecast:
     if len(moment.waiting.lines) > KINDS:
-        return Forecast()
+        return Forecast(until=moment.now)
     until = time.thread_time() + LONGEST
-    return forecast(moment.state, moment.now, moment.past, lambda: time.thread_time() < until)
+    return forecast(moment.state, moment.now, moment.past, lambda: time.thread_time() < until, moment.arrays)
