@@ -18,7 +18,7 @@ from dockless.sched.policy.policy import decide
 from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
-STARTS = 200
+STARTS = 500
 """Starts that are looked at."""
 
 

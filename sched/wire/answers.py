@@ -12,6 +12,7 @@ from functools import lru_cache
 from dockless.base.dataclass import replace
 from dockless.base.records import plain
 from dockless.base.typing import Any
+from dockless.base.units import format_size
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched import clock
 from dockless.sched.callers import Caller
@@ -27,7 +28,7 @@ from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
-from dockless.sched.policy.whatif import Sooner
+from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
 from dockless.sched.wire import kept
 from dockless.sched.wire.listing import Part, page
@@ -37,6 +38,8 @@ from dockless.sched.wire.top import GpuShare
 
 MAX_EVENTS = 1000
 """Of one job, in an answer."""
+CHANGES = 3
+"""Things that a job could ask for instead which are said."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -120,11 +123,14 @@ class Answers:
         overtaken = seen.starts is not None and reason.starts_at is not None and seen.starts > reason.starts_at + 1  # by those of an array
         latest = reason.latest and seen.place == 1 and not overtaken
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
+        sooner = tuple(_words(seen.sooner, job))
+        now_with = {"gpus": seen.sooner.gpus, "any": seen.sooner.any_gpus, "limit": seen.sooner.time_limit}
         later = starts_at is None and not seen.whole and seen.until is not None
         return replace(
             found,
             starts_in=None if starts_at is None else max(0.0, starts_at - now),
-            sooner=tuple(_words(seen.sooner, job)),
+            sooner=sooner,
+            earlier=tuple(_instead(one, job, now) for one in seen.earlier if not now_with.get(one.what))[: max(0, CHANGES - len(sooner))],
             rule=reason.code,
             at_latest=latest,
             endless=seen.endless if starts_at is None else (),
@@ -363,11 +369,38 @@ def _starts_at(reason: Reason, foretold: float | None, whole: bool) -> float | N
 
 def _words(found: Sooner, job: Job) -> Iterator[str]:
     if found.gpus is not None:
-        yield f"with {found.gpus} GPU{'' if found.gpus == 1 else 's'} instead of {job.gpu_count}"
+        yield _fewer(found.gpus, job)
     if found.any_gpus:
-        yield f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"
+        yield _any(job)
     for pool, less, asked in ((CORES, found.cores, job.options.millicores), (MEMORY, found.memory, job.options.memory)):
         if less is not None:
             yield f"with {amount(pool, less)} instead of {bare(pool, asked)}"
     if found.time_limit is not None:
         yield f"with a time limit of {duration(found.time_limit)} or less"
+
+
+def _instead(found: Earlier, job: Job, now: float) -> str:
+    wait, asks = found.starts - now, found.instead
+    if found.what == "any":
+        words = _any(job)
+    elif found.what == "gpus":
+        words = _fewer(asks.gpus, job)
+    elif found.what == "class":
+        words = f"with {_count(asks.gpus)} of model {asks.gpu_class}"
+    elif found.what == "share":
+        words = f"with {format_size(asks.share << 20)} of a GPU instead of {format_size(job.options.gpu_share << 20)}"
+    else:
+        words = f"with a time limit of {duration(asks.time_limit)}"
+    return f"at once {words}" if wait < 1 else f"in about {duration(wait)} {words}"
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}"
+
+
+def _fewer(gpus: int, job: Job) -> str:
+    return f"with {_count(gpus)} instead of {job.gpu_count}"
+
+
+def _any(job: Job) -> str:
+    return f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"
