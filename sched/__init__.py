@@ -50,12 +50,25 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import Ahead, ClassInfo, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import (
+    Ahead,
+    Awaited,
+    ClassInfo,
+    DaemonInfo,
+    GpuInfo,
+    HostInfo,
+    JobEvent,
+    LogLine,
+    QuotaInfo,
+    ReservationInfo,
+    Why,
+)
 
 __all__ = [
     "Ahead",
     "Attempt",
     "AttemptState",
+    "Awaited",
     "ClassInfo",
     "Client",
     "DaemonInfo",

@@ -46,6 +46,7 @@ def state(engine: Engine) -> QueueState:
         shareable=shareable,
         company=engine.config.share,
         supplies=engine.supplies,
+        nodes=engine.gpus.memory_nodes if engine.config.numa != "any" else (),
         windows=tuple(
             windows(
                 *(engine.config.reservations, clock.ticks(), time.time(), lambda groups: engine.callers.members(groups, uids)),

@@ -74,6 +74,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryNode:
+    """A memory node (NUMA): the GPUs that are at it, and its processors, in thousandths of a core."""
+
+    gpus: frozenset[str]
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
     decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
@@ -82,7 +90,7 @@ class QueueState:
     ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
     ``shareable``: the MiB of each GPU that those who share it have together, empty where GPUs are not shared; ``company``: who shares a
     GPU: jobs of one ``user``, or of ``all``. ``supplies``: ``CORES`` and ``MEMORY``, each of them only where it is counted.
-    ``windows``: the reserved hours that are next."""
+    ``windows``: the reserved hours that are next. ``nodes``: where jobs are kept to the processors near their GPUs, the nodes of these."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -100,6 +108,7 @@ class QueueState:
     company: str = "user"
     supplies: Mapping[str, Supply] = field(default_factory=dict)
     windows: Sequence[Window] = ()
+    nodes: Sequence[MemoryNode] = ()
 
 
 def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:

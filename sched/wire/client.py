@@ -29,7 +29,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, Awaited, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
@@ -196,10 +196,11 @@ class Client:
 
     @checked
     def why(self, job: int) -> Why:
-        """Why a job waits, when it starts, and what would let it start now. Raises UnknownJob, NotPermitted."""
+        """Why a job waits, when it starts, and what would let it start now or earlier. Raises UnknownJob, NotPermitted."""
         found = self._call("why", job=job)["why"]
-        ahead = tuple(Ahead(**{k: v for k, v in one.items() if k in Ahead.__slots__}) for one in found.get("ahead", ()))
-        lists = {"sooner": tuple(found["sooner"]), "ahead": ahead, "endless": tuple(found.get("endless", ()))}
+        lists: dict[str, Any] = {name: tuple(found.get(name, ())) for name in ("sooner", "endless", "earlier")}
+        for name, kind in (("ahead", Ahead), ("awaited", Awaited)):
+            lists[name] = tuple(kind(**{k: v for k, v in one.items() if k in kind.__slots__}) for one in found.get(name, ()))
         return Why(**{k: v for k, v in found.items() if k in Why.__slots__} | lists)
 
     @checked

@@ -107,14 +107,29 @@ class Ahead(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited(Record):
+    """A job whose end another waits for. ``ends_in``: seconds until it has ended at the latest, or, where it waits itself, about; None
+    where nobody can say."""
+
+    job: int
+    state: str
+    ends_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Why(Record):
     """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``rule``: its
-    code, see ``policy.decision.Reason``. ``place``: among those that wait for the same, 1 for the first, 0 for one that does not wait;
-    ``waiting``: how many those are. ``ahead``: up to five that stand before it, the first of all first.
+    code, see ``policy.decision.Reason``, or why it may not start yet: ``held``, ``begin``, ``retry``, ``after``, ``singleton``, ``array``.
+    ``place``: among those that wait for the same, 1 for the first, 0 for one that does not wait or may not start yet; of one that the limit
+    of its array keeps aside the place that it would have without. ``waiting``: how many those are. ``ahead``: up to five that stand before
+    it, the first of all first. ``awaited``: up to five of the jobs that it waits for, ``awaiting``: how many those are; of an array those
+    of which one has to end for each that follows.
 
     ``starts_in``: seconds until it starts if no other job comes before it and every job takes its whole time limit; ``at_latest``: so late
-    at most, also if others end early. None where nobody can say; ``endless``: because these jobs have no time limit. ``sooner``: what it
-    could ask for instead and start now."""
+    at most, also if others end early. None where nobody can say; ``endless``: because these jobs have no time limit. ``starts_after``: no
+    more is foretold than that it starts no earlier than in so many seconds. Of one that may not start yet ``starts_in`` is when it may, but
+    of an array when it starts. ``sooner``: what it could ask for instead and start now; ``earlier``: what would let it start earlier,
+    though not now."""
 
     job: int
     state: str
@@ -127,6 +142,10 @@ class Why(Record):
     ahead: tuple[Ahead, ...] = ()
     at_latest: bool = False
     endless: tuple[int, ...] = ()
+    awaited: tuple[Awaited, ...] = ()
+    awaiting: int = 0
+    starts_after: float | None = None
+    earlier: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

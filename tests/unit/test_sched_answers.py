@@ -198,6 +198,37 @@ def test_when_each_of_a_queue_starts(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_what_would_let_it_start_earlier(tmp_path):
+    """Each with its moment; what would start now is said once."""
+
+    async def story(desk):
+        (first,) = await desk.submit(ANN, job(gpus="2", time_limit=3600.0))
+        await desk.runs(first)
+        await desk.submit(BEN, job(gpus="1", time_limit=7200.0))
+        wide, *_ = await desk.submit(ANN, job(gpus="2", time_limit=7200.0))
+        await desk.engine.decided()
+        found = await desk(ANN, lambda queue: queue.why(wide))
+        assert round(found.starts_in / 3600, 1) == 3.0 and found.sooner == ()
+        assert found.earlier == ("in about 1 h with 1 GPU instead of 2",)
+
+    play(tmp_path, story)
+
+
+def test_another_model_would_start_earlier(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G:H100+1x80G:A100")
+
+    async def story(desk):
+        hours, half = await desk.submit(ANN, job(gpus="class=H100", time_limit=7200.0), job(gpus="class=A100", time_limit=1800.0))
+        for number in (hours, half):
+            await desk.runs(number)
+        (waits,) = await desk.submit(ANN, job(gpus="class=H100", time_limit=60.0))
+        await desk.engine.decided()
+        found = await desk(ANN, lambda queue: queue.why(waits))
+        assert found.earlier == ("in about 30 min with 1 GPU of model Simulated A100",)
+
+    play(tmp_path, story)
+
+
 def test_places_in_a_listing_of_some(tmp_path):
     """Jobs without GPUs have places of their own, those that are held none."""
 

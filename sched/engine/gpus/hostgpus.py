@@ -20,6 +20,7 @@ from dockless.base.device_names import is_device
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
+from dockless.sched.engine.gpus import numa
 from dockless.sched.engine.gpus.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.gpus.kept_out import KeptOut
 from dockless.sched.policy import classes
@@ -112,6 +113,7 @@ class HostGpus:
         self.uuids = tuple(unit.uuid for unit in self.everything)
         self.not_whole = frozenset(unit.uuid for unit in gpus if unit.parent).union(unit.uuid for unit in self.devices)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in gpus for link in unit.links}
+        self.memory_nodes = numa.nodes(gpus)
 
     @property
     def everything(self) -> tuple[Gpu, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.config import Config
-from dockless.sched.engine.gpus import sharing
+from dockless.sched.engine.gpus import numa, sharing
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ def had(engine: Engine, entry: LiveJob, pool: str) -> int:
     share = 0 if entry.gang is not None else sharing.share(engine, entry.job)  # what they share is theirs alone
     own = supply.own(len(set(entry.devices) - engine.gpus.not_whole), share, engine.gpus.shareable.values())
     return supply.counts(waiting.cores if pool == CORES else waiting.memory, has_gpus=bool(entry.devices), own=own)
+
+
+def near_gpus(engine: Engine, entry: LiveJob) -> numa.Given:
+    """The cores of all running jobs but this one that are kept to the processors near their GPUs: what each asked, or counts for."""
+    others = (one for one in engine.active.values() if one.nodes and one is not entry)
+    return [(one.nodes, (one.job.options.millicores or (0 if one.gang else had(engine, one, CORES))) / 1000) for one in others]
 
 
 def cores_here() -> int:

@@ -266,7 +266,7 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
             job.priority or "",
             _time(job),
             job.place or "",
-            "" if job.starts_in is None else span(job.starts_in),
+            _starts(job),
             cut(_role(job) + (job.name or job.command or job.image), 28),
             _why(job),
         )
@@ -279,6 +279,12 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
 
 def _role(job: Job) -> str:
     return f"{job.options.role} {job.options.role_index}: " if job.gang else ""
+
+
+def _starts(job: Job) -> str:
+    if job.starts_in is not None:
+        return span(job.starts_in)
+    return "" if job.starts_after is None else f">{span(job.starts_after)}" if job.starts_after >= 1 else "later"
 
 
 def _time(job: Job) -> str:
