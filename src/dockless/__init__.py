@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dockless._finding import create as create
     from dockless._finding import list as list
     from dockless._finding import start as start
-    from dockless._jobfiles import submit_file as submit_file
     from dockless._keywords import Options as Options
     from dockless._keywords import QueueOptions as QueueOptions
     from dockless._pool import Pool as Pool
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from dockless._stdio import STDOUT as STDOUT
     from dockless._submitting import Submitted as Submitted
     from dockless._submitting import submit as submit
+    from dockless._submitting import submit_file as submit_file
     from dockless._version import __version__ as __version__
     from dockless.aio import arun as arun
     from dockless.base.healthcheck import HealthCheck as HealthCheck
@@ -163,8 +163,7 @@ _HOME = {
     "sandbox.state": ("State",),
     "sched": ("Job", "JobSpec"),
     "_stdio": ("DEVNULL", "PIPE", "STDOUT"),
-    "_jobfiles": ("submit_file",),
-    "_submitting": ("Submitted", "submit"),
+    "_submitting": ("Submitted", "submit", "submit_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched", "volumes"))

@@ -1,4 +1,4 @@
-"""Job files as jobs of the queue: ``dockless.submit_file``, ``dockless submit FILE``. What the formats are: ``dockless.sched.formats``."""
+"""Job files as jobs of the queue, for ``submit_file`` and ``dockless submit FILE``. What the formats are: ``dockless.sched.formats``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dockless._options import unknown_keyword
-from dockless._submitting import Order, Submitted, make_job, submitted
+from dockless._submitting import Order, make_job
 from dockless.base import json
 from dockless.base.dataclass import replace
 from dockless.base.findings import Findings
@@ -20,10 +19,6 @@ from dockless.sched.formats.tables import Source
 from dockless.sched.formats.templates import secrets_in, told
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from dockless._keywords import QueueOptions
-    from dockless.base.paths import StrPath
     from dockless.sched import JobSpec
     from dockless.sched.parsing import ArrayCount
 
@@ -36,42 +31,6 @@ _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
 _MOST_ERRORS = 20
 _TOLD_EVERY = 200
-
-
-def submit_file(
-    path: StrPath | None = None,
-    *,
-    text: str | None = None,
-    format: str = "",
-    arguments: Sequence[str] = (),
-    array: str | int | None = None,
-    **queue: Unpack[QueueOptions],
-) -> list[Submitted]:
-    """Queue what a job file describes, all of it or nothing; when this returns the jobs are on disk. The handles of all jobs: of those that
-    start together the first stands for all.
-
-    ``path``, or its ``text``, in one of the formats of docs/queue.md; ``format``: one of them, by default as it looks. ``arguments``: of a
-    batch script. ``array``: as in ``dockless.submit``. ``queue``: instead of what the file says. What of the file has no effect is a
-    ``UserWarning``. ``BadInput`` with a note for each further mistake; errors as those of ``dockless.submit``.
-    """
-    import warnings
-
-    from dockless._keywords import QueueOptions
-    from dockless.sched.parsing import parse_array
-
-    if (path is None) == (text is None):
-        raise BadInput("a job file is a path or a text", subject="path", hint="dockless.submit_file(PATH), or text=…")
-    for name in queue:
-        if name not in QueueOptions.__annotations__:
-            raise unknown_keyword(name, QueueOptions.__annotations__)
-    what = "text" if path is None else os.fspath(path)
-    if text is None:
-        file = read_job_file(os.path.join(".", what) if what == "-" else what, format=format, arguments=arguments)
-    else:
-        file = _read(text, what, os.getcwd(), format, arguments)
-    for note in file.notes:
-        warnings.warn(note, stacklevel=2)
-    return submitted(order_of(file, what, array=None if array is None else parse_array(array), **queue))
 
 
 def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **queue: Any) -> Order:
@@ -110,10 +69,10 @@ def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ())
     text = _text(path, LONGEST)
     what = "standard input" if path == "-" else path
     directory = os.path.dirname(os.path.abspath(os.path.expanduser(path))) if path != "-" else os.getcwd()
-    return _read(text, what, directory, format, arguments)
+    return read_text(text, what, directory, format, arguments)
 
 
-def _read(text: str, what: str, directory: str, format: str, arguments: Sequence[str]) -> JobFile:
+def read_text(text: str, what: str, directory: str, format: str, arguments: Sequence[str]) -> JobFile:
     return read(text, what, format=format, keywords=keywords(), directory=directory, environment=os.environ, arguments=arguments)
 
 

@@ -1,7 +1,8 @@
-"""``dockless.submit``: jobs for the daemon's queue, and the handles that come back."""
+"""``dockless.submit``, ``dockless.submit_file``: jobs for the daemon's queue, and the handles that come back."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dockless._executing import Enterable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from dockless._attaching import Attachment
     from dockless._keywords import QueueOptions, SubmitOptions
-    from dockless.base.paths import Argument
+    from dockless.base.paths import Argument, StrPath
     from dockless.sandbox.enter import Entry
     from dockless.sched import Client, Job, JobSpec, LogLine
     from dockless.sched.parsing import ArrayCount
@@ -219,6 +220,43 @@ def submit(
     pulls = {reference: {name: sandbox.get(name) for name in ("pull", "platform")}}
     jobs = submitted(Order((job,), None if array is None else parse_array(array), pulls=pulls))
     return jobs[0] if array is None else jobs
+
+
+def submit_file(
+    path: StrPath | None = None,
+    *,
+    text: str | None = None,
+    format: str = "",
+    arguments: Sequence[str] = (),
+    array: str | int | None = None,
+    **queue: Unpack[QueueOptions],
+) -> list[Submitted]:
+    """Queue what a job file describes, all of it or nothing; when this returns the jobs are on disk. The handles of all jobs: of those that
+    start together the first stands for all.
+
+    ``path``, or its ``text``, in one of the formats of docs/queue.md; ``format``: one of them, by default as it looks. ``arguments``: of a
+    batch script. ``array``: as in ``dockless.submit``. ``queue``: instead of what the file says. What of the file has no effect is a
+    ``UserWarning``. ``BadInput`` with a note for each further mistake; errors as those of ``dockless.submit``.
+    """
+    import warnings
+
+    from dockless._jobfiles import order_of, read_job_file, read_text
+    from dockless._keywords import QueueOptions
+    from dockless.sched.parsing import parse_array
+
+    if (path is None) == (text is None):
+        raise BadInput("a job file is a path or a text", subject="path", hint="dockless.submit_file(PATH), or text=…")
+    for name in queue:
+        if name not in QueueOptions.__annotations__:
+            raise unknown_keyword(name, QueueOptions.__annotations__)
+    what = "text" if path is None else os.fspath(path)
+    if text is None:
+        file = read_job_file(os.path.join(".", what) if what == "-" else what, format=format, arguments=arguments)
+    else:
+        file = read_text(text, what, os.getcwd(), format, arguments)
+    for note in file.notes:
+        warnings.warn(note, stacklevel=2)
+    return submitted(order_of(file, what, array=None if array is None else parse_array(array), **queue))
 
 
 def cancel_all(jobs: Sequence[Submitted]) -> None:

@@ -25,7 +25,7 @@ from functools import partial, wraps
 from typing import ParamSpec
 
 from dockless import _async_volumes as volumes
-from dockless import _box, _call, _committing, _events, _finding, _jobfiles, _submitting
+from dockless import _box, _call, _committing, _events, _finding, _submitting
 from dockless._async_attaching import Attachment
 from dockless._async_box import Sandbox
 from dockless._async_events import AsyncEvents
@@ -168,9 +168,9 @@ async def submit(*args: Any, array: str | int | None = None, **options: Any) -> 
     return await _submitted(lambda: _submitting.submit(*args, array=array, **options))
 
 
-@wraps(_jobfiles.submit_file)
+@wraps(_submitting.submit_file)
 async def submit_file(*args: Any, **options: Any) -> builtins.list[Submitted]:
-    return await _submitted(lambda: _jobfiles.submit_file(*args, **options))
+    return await _submitted(lambda: _submitting.submit_file(*args, **options))
 
 
 async def _submitted(submit: Callable[[], builtins.list[_submitting.Submitted]]) -> builtins.list[Submitted]:
