@@ -38,6 +38,8 @@ ROOT_SOCKET = paths.SOCKET_OF_ROOT
 _AT_ONCE = 1000
 """Jobs of one request: so many are ended, held or released well within the time that a client waits for an answer."""
 _A_MOMENT = Pause(-1, 0.1)
+_RELOADED = 60.0
+"""Seconds for the answer to ``reload``: the daemon lists its GPUs again first, and waits 10 s for a driver that hangs."""
 
 
 def own_socket() -> Path:
@@ -364,7 +366,8 @@ class Client:
     def reload(self) -> Path:
         """Have the daemon read its settings again, as SIGHUP does; the file that it reads. Raises BadInput, and the daemon goes on with
         what it had; NotPermitted for who is no administrator."""
-        return Path(self._call("reload")["file"])
+        self._send("reload", {})
+        return Path(self._receive(max(self.timeout, _RELOADED))["file"])
 
     def shutdown(self) -> None:
         """Ask the daemon to end. Running jobs go on; the next daemon takes them up again."""
