@@ -28,8 +28,8 @@ WITHIN = 2.0
 """Seconds for all of it."""
 _MOST = 1 << 16
 """Bytes of an answer: a service that was broken into can say anything."""
-_MOST_CLIENTS = 1000
-"""Of one server: so many commands find room in a pipe."""
+_MOST_CLIENTS = 100
+"""Of one server, which has 60 at most: so many commands find room in the smallest pipe, pipe(7)."""
 _CONTROL = "nvidia-cuda-mps-control"
 
 
@@ -61,10 +61,10 @@ def _terminate(launcher: Launcher, name: str, job: Handle, deadline: float) -> N
         raise SandboxGone("the service is gone", subject=name)
     for server in _numbers(_said(service, "get_server_list\n", deadline)):
         clients = _numbers(_said(service, f"get_client_list {server}\n", deadline))
-        whose = seen.whose(clients[:_MOST_CLIENTS], {job.pid: 1})
+        whose = seen.whose(clients, {job.pid: 1})
         commands = [f"terminate_client {server} {pid}\n" for pid, (_, ours) in whose.items() if ours]
         if commands:
-            _said(service, "".join(commands), deadline)
+            _said(service, "".join(commands[:_MOST_CLIENTS]), deadline)
 
 
 def _said(service: Handle, commands: str, deadline: float) -> bytes:
@@ -72,12 +72,13 @@ def _said(service: Handle, commands: str, deadline: float) -> bytes:
     from dockless.sandbox.enter import Entry
     from dockless.sandbox.run import door
 
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
     with contextlib.ExitStack() as opened:
         asked, ask, answer, answers = (opened.enter_context(end) for end in (*_pipe(), *_pipe()))
         ask.write(commands.encode())
         ask.close()
         stdio = (asked.fileno(), answers.fileno(), answers.fileno())
-        left = max(0.1, deadline - time.monotonic())
         entered = door.enter(service.entrance(), Entry((_CONTROL,), timeout=left), stdio, within=left)
         opened.callback(entered.close)
         answers.close()
