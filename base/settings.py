@@ -152,6 +152,14 @@ SETTINGS = (
         form="a list of whole paths",
         pattern=r"/[^\0]*",
     ),
+    Setting(
+        "gpus.beside",
+        "names",
+        (),
+        "what images may ask for with leased GPUs, of drivers that know no leases: gds, gdrcopy, imex",
+        form='a list of gds, gdrcopy and imex, like ["gds"]',
+        pattern="gds|gdrcopy|imex",
+    ),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
         "gpus.share",

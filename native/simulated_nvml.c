@@ -17,7 +17,7 @@
  *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
  *
  * With DOCKLESS_SIMULATED_STATE=FILE, what the GPUs do is read from a file at each question, so that a test can change it at any moment.
- * A line of it is one of
+ * A line of it is one of these; where there can be one for a GPU, the last one holds:
  *
  *     busy 0 35                  GPU 0 computes, 35 percent of the time
  *     process 0 4711 1048576     process 4711 has 1 MiB of GPU 0
@@ -25,6 +25,10 @@
  *     computes 0 4711 20         … and computes there, 20 percent of the time
  *     graphics 0 4711 1048576    the same for a process that has a context for graphics, and none for computing (it may have a line of both)
  *     display 0 1                GPU 0 shows a display
+ *     ecc 0 2 7                  GPU 0 has met two uncorrectable errors of its memory, and seven corrected ones, which may be left out
+ *     temperature 0 85           GPU 0 has 85 degrees; without such a line it follows the load
+ *     power 0 300                GPU 0 draws 300 W; without such a line it follows the load
+ *     lost 0 1                   GPU 0 has fallen off its bus: every question about it fails; 0: it is there again
  *     recovery 0 1               what its driver asks to be done with GPU 0, as nvmlDeviceGpuRecoveryAction_t counts: 0 nothing, 1 a reset
  *     slice 4 2 20480            the fifth MIG slice of the last GPU, of two sevenths and 20 GiB: such lines are added when slices are made
  *     gone 4 0                   … and such when they are removed
@@ -56,6 +60,7 @@ pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 int count, divisions, slices, busy, ecc, old, limits;
 struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 char state[4096];
+_Thread_local int gone_lost;
 static int users, group, lost, cuda;
 
 const int dockless_simulated_nvml = 1;
@@ -121,12 +126,15 @@ int ready(void) {
     return yes;
 }
 
+static int is_lost(int gpu) { return said("lost", gpu, 1, gpu == lost) != 0; }
+
 /* Of a device that hangs the answer comes late. */
 int good(const struct device *d) {
     int known = (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices && !d->gone);
 
     if (known) hang(d->index);
-    return known;
+    gone_lost = known && is_lost(d->index);
+    return known && !gone_lost;
 }
 
 static result put(char *buffer, unsigned length, const char *text) {
@@ -210,7 +218,7 @@ result nvmlDeviceGetCount_v2(unsigned *n) {
 result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
     CHECK(d && index < (unsigned)count, INVALID_ARGUMENT);
     hang(index);
-    if ((int)index == lost) return GPU_IS_LOST;
+    if (is_lost(index)) return GPU_IS_LOST;
     *d = &gpus[index];
     return OK;
 }
@@ -218,7 +226,7 @@ result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
 result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
     CHECK(uuid && d, INVALID_ARGUMENT);
     for (int i = 0; i < count; i++)
-        if (!strcasecmp(gpus[i].uuid, uuid)) return hang(i), *d = &gpus[i], i == lost ? GPU_IS_LOST : OK;
+        if (!strcasecmp(gpus[i].uuid, uuid)) return hang(i), *d = &gpus[i], is_lost(i) ? GPU_IS_LOST : OK;
     for (int i = 0; i < slices; i++)
         if (good(&parts[i]) && parts[i].ci >= 0 && !strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
     return NOT_FOUND;

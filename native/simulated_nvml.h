@@ -39,6 +39,7 @@ extern pthread_mutex_t lock;
 extern int count, divisions, slices, busy, ecc, old, limits; /* slices: in parts, with those that are gone */
 extern struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 extern char state[4096];
+extern _Thread_local int gone_lost; /* whether the device that was last asked about has fallen off its bus */
 
 int ready(void);
 void hang(int gpu);
@@ -49,13 +50,15 @@ void later_parts(void);
 FILE *open_state(const char *mode);
 void close_state(FILE *file);
 int next_line(FILE *file, const char *word, int gpu, long long numbers[4]);
+long long said(const char *word, int gpu, int place, long long otherwise);
 
 #pragma GCC visibility pop
 
 #define CHECK(condition, otherwise)       \
     do {                                  \
+        gone_lost = 0;                      \
         if (!ready()) return UNINITIALIZED; \
-        if (!(condition)) return otherwise; \
+        if (!(condition)) return gone_lost ? GPU_IS_LOST : otherwise; \
     } while (0)
 #define MODERN() \
     do {         \

@@ -23,6 +23,17 @@ int next_line(FILE *file, const char *word, int gpu, long long numbers[4]) {
     return 0;
 }
 
+/* What the last line with this word says of this GPU, in its second number or in its third; otherwise where there is none. */
+long long said(const char *word, int gpu, int place, long long otherwise) {
+    long long n[4];
+    FILE *file = open_state("re");
+
+    while (next_line(file, word, gpu, n))
+        if (n[place] >= 0) otherwise = n[place];
+    close_state(file);
+    return otherwise;
+}
+
 /* NULL where there is none; the mode is that of fopen(3). */
 FILE *open_state(const char *mode) { return *state ? fopen(state, mode) : NULL; }
 
@@ -60,13 +71,7 @@ static unsigned long long occupied(const struct device *d) {
 }
 
 static unsigned load(const struct device *d) {
-    unsigned percent = d->index == busy ? 100 : 0;
-    long long n[4];
-    FILE *file = open_state("re");
-
-    while (next_line(file, "busy", d->index, n)) percent = n[1];
-    close_state(file);
-    return percent;
+    return said("busy", d->index, 1, d->index == busy ? 100 : 0);
 }
 
 /* ---- what it does ---- */
@@ -95,20 +100,21 @@ result nvmlDeviceGetUtilizationRates(struct device *d, unsigned rates[2]) {
 result nvmlDeviceGetTemperature(struct device *d, unsigned sensor, unsigned *degrees) {
     CHECK(good(d) && !sensor && degrees, INVALID_ARGUMENT);
     if (d->parent) return NOT_SUPPORTED;
-    *degrees = 30 + load(d) * 2 / 5;
+    *degrees = said("temperature", d->index, 1, 30 + load(d) * 2 / 5);
     return OK;
 }
 
 result nvmlDeviceGetPowerUsage(struct device *d, unsigned *milliwatts) {
     CHECK(good(d) && milliwatts, INVALID_ARGUMENT);
     if (d->parent) return NOT_SUPPORTED;
-    *milliwatts = 50000 + load(d) * 2505;
+    *milliwatts = said("power", d->index, 1, 0) * 1000;
+    if (!*milliwatts) *milliwatts = 50000 + load(d) * 2505;
     return OK;
 }
 
 result nvmlDeviceGetTotalEccErrors(struct device *d, unsigned type, unsigned counter, unsigned long long *n) {
     CHECK(good(d) && type < 2 && counter < 2 && n, INVALID_ARGUMENT);
-    *n = d->index == ecc && type ? 2 : 0; /* 1: uncorrected */
+    *n = type ? said("ecc", d->index, 1, d->index == ecc ? 2 : 0) : said("ecc", d->index, 2, 0); /* 1: uncorrected */
     return OK;
 }
 

@@ -14,7 +14,7 @@ from dockless.base.idmaps import IdMap, Range
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import Unsupported
 from dockless.sandbox import devices
-from dockless.sandbox.gpus.nodes import OPTIONAL
+from dockless.sandbox.gpus.nodes import is_optional
 from dockless.sandbox.gpus.own_nodes import named_anew
 from dockless.sandbox.resolved import Device
 
@@ -33,7 +33,7 @@ def given(nodes: Sequence[DeviceNode], idmap: IdMap | None, account: Account, *,
         lacking = devices.lacks(asked, idmap if idmap is not None else _alone(account), rootful=rootful)
         if lacking and rootful:
             device = named_anew(device)
-        elif lacking and node.target not in OPTIONAL:
+        elif lacking and not is_optional(node.target):
             hint = (
                 devices.only_by_group(device, lacking) or "its nodes are closed on this host: `dockless submit` asks root's daemon for GPUs"
             )
@@ -55,5 +55,5 @@ def closed(nodes: Sequence[DeviceNode]) -> list[str]:
     return [
         node.source
         for node in nodes
-        if node.target not in OPTIONAL and "caps/" not in node.target and os.stat(node.source).st_mode & 6 != 6
+        if not is_optional(node.target) and "caps/" not in node.target and os.stat(node.source).st_mode & 6 != 6
     ]

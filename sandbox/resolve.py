@@ -22,7 +22,7 @@ from dockless.sandbox import binds, capabilities
 from dockless.sandbox.accounts import Account, find_gid, resolve_user
 from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
-from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
@@ -54,12 +54,14 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
             idmap.require(mount.uid, mount.gid)
     kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
     hostname = spec.hostname or "dockless"
-    gpu_nodes, gpu_environment, driver = _gpus(spec, image, idmap, account, rootful)
+    gpu_nodes, gpu_links, gpu_environment, driver = _gpus(spec, image, idmap, account, rootful)
     named = _named(spec, image, owner, _own_layers(driver))
     if named is not None and named.gids and idmap is None:
         account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *named.gids))))
     command = _command(spec, image, account, hostname, (dict(named.env) if named is not None else {}) | gpu_environment)
     granted = binds.grants(spec, owner)
+    other_devices = _devices(spec, idmap, kept, named, rootful=rootful, filtered=rootful and has_cgroup)
+    taken = {device.target for device in other_devices}  # who asks for /dev/dri has it
     return Resolved(
         spec=_hardened(spec),
         features=features,
@@ -80,9 +82,10 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         warnings=(*(found.warning for found in granted if found.warning), *(driver.warnings if driver is not None else ())),
         devices=(
             *STANDARD_DEVICES,
-            *_devices(spec, idmap, kept, named, rootful=rootful, filtered=rootful and has_cgroup),
-            *gpu_nodes,
+            *other_devices,
+            *(node for node in gpu_nodes if node.target not in taken),
         ),
+        device_links=gpu_links,
         driver_files=(*(driver.files if driver is not None else ()), *(named.files if named is not None else ())),
         driver_proc=driver.proc if driver is not None else (),
         driver_proc_files=driver.proc_files if driver is not None else (),
@@ -347,18 +350,25 @@ def _devices(
 
 def _gpus(
     spec: Spec, image: Image, idmap: IdMap | None, account: Account, rootful: bool
-) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
+) -> tuple[tuple[Device, ...], tuple[tuple[str, str], ...], dict[str, str], Injection | None]:
     uuids, devices = spec.uuids, spec.leased_devices
     if not uuids:
-        return (), environment((), devices), None
+        alone = None
+        if asks_for_files_alone((*image.config.env, *spec.env)):
+            from dockless.sandbox.gpus.injection import inject_files_alone
+
+            alone = inject_files_alone(image, dict(spec.env))
+        return (), (), environment((), devices), alone
     from dockless.sandbox import gpu_nodes
-    from dockless.sandbox.gpus import gpu, injection
+    from dockless.sandbox.gpus import beside, gpu, injection
 
     with gpu.session():
         leased = gpu.find(uuids, gpu.inventory(processes=False, links=False, only=uuids))
-        nodes = gpu_nodes.given(gpu.device_nodes(leased), idmap, account, rootful=rootful)
-        driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
-    return nodes, environment(leased, devices), driver
+        variables = dict((*image.config.env, *spec.env))
+        there = gpu.device_nodes(leased, graphics="graphics" in injection.wanted_capabilities(variables))
+        nodes = gpu_nodes.given((*there, *beside.device_nodes(variables)), idmap, account, rootful=rootful)
+        driver = injection.inject(image, dict(spec.env), leased)
+    return nodes, gpu.links(leased, there), environment(leased, devices), driver
 
 
 def _named(spec: Spec, image: Image, owner: int | None, below: tuple[Layer, ...]) -> Given | None:

@@ -85,8 +85,8 @@ class Resolved:
     namespace. ``shared_network``: it enters one. ``waits``: for its program, so many seconds at most, 0 for ever; None: it does not.
     ``lends_root``: whoever made one that waits gets a clone of its root, see ``run.debug``.
     ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in
-    ``mounts`` → what its owners are mapped by, where the caller left that open. ``driver_proc``: files of /proc/driver with their text;
-    ``driver_proc_files``: what of the host's shows there besides."""
+    ``mounts`` → what its owners are mapped by, where the caller left that open. ``device_links``: of /dev, and what each leads to.
+    ``driver_proc``: files of /proc/driver with their text; ``driver_proc_files``: what of the host's shows there besides."""
 
     spec: Spec
     features: Features
@@ -109,6 +109,7 @@ class Resolved:
     bind_maps: dict[int, IdMap] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     devices: tuple[Device, ...] = STANDARD_DEVICES
+    device_links: tuple[tuple[str, str], ...] = ()
     driver_files: tuple[HostFile, ...] = ()
     driver_proc: tuple[tuple[str, str], ...] = ()
     driver_proc_files: tuple[HostFile, ...] = ()

@@ -336,6 +336,10 @@ def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]
     attach(section, dev, root, "/dev", resolve=NO_SYMLINKS)
     for tree, device in sources:
         attach(section, tree, dev, device.target.removeprefix("/dev/"))
+    for directory in dict.fromkeys(path[5:].rpartition("/")[0] for path, _ in r.device_links):
+        section.add("MKDIR", dev, a=directory, x=0o755)
+    for path, target in r.device_links:
+        section.add("SYMLINK", dev, a=path[5:], b=target)
     gid = {"gid": "5"} if r.idmap is None or r.idmap.maps_gid(5) else {}
     pts = b.file_system(section, "devpts", {"ptmxmode": "0666", "mode": "0620", **gid}, attributes=NOSUID | NOEXEC, label="/dev/pts")
     section.add("MOVE_MOUNT", pts, dev, a="pts")

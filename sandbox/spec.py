@@ -213,11 +213,11 @@ class Spec:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        return tuple(name for name in self.gpus if "=" not in name)
+        return tuple(name for name in self.gpus if not device_names.is_device(name))
 
     @property
     def leased_devices(self) -> tuple[str, ...]:
-        return tuple(name for name in self.gpus if "=" in name)
+        return tuple(name for name in self.gpus if device_names.is_device(name))
 
 
 def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: float) -> None:

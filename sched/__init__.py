@@ -12,6 +12,7 @@ Importing this package is cheap (no asyncio, no sqlite3) and never imports the d
         jobs = queue.queue(ended=True, limit=50, user="anna")
         job = queue.job(job_id)                   # -> Job with .attempts filled
         why = queue.why(job_id)                   # -> Why(reason, place, starts_in, sooner, …)
+        events = queue.events(job_id)             # -> list[JobEvent(at, event, attempt, detail)]: what happened to it
         job = queue.wait(job_id, timeout=None)    # -> Job; blocks without polling; TimeoutError after ``timeout`` seconds
         jobs = queue.wait_many(ids)               # outlives a restart of the daemon
         job = queue.cancel(job_id, grace=10.0)    # owner or administrator; ending an ended job is no error
@@ -49,18 +50,32 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import Ahead, ClassInfo, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import (
+    Ahead,
+    Awaited,
+    ClassInfo,
+    DaemonInfo,
+    GpuInfo,
+    HostInfo,
+    JobEvent,
+    LogLine,
+    QuotaInfo,
+    ReservationInfo,
+    Why,
+)
 
 __all__ = [
     "Ahead",
     "Attempt",
     "AttemptState",
+    "Awaited",
     "ClassInfo",
     "Client",
     "DaemonInfo",
     "GpuInfo",
     "HostInfo",
     "Job",
+    "JobEvent",
     "JobSpec",
     "LogLine",
     "QuotaInfo",

@@ -93,6 +93,11 @@ class Callers:
         user, groups, account = self._whose(uid)
         return user, self.quota_groups(Caller(uid, user, frozenset(groups), False, account))
 
+    def owner(self, uid: int) -> int:
+        """Whose id it is: of what holds an id of a user's sandboxes hers, else the same."""
+        owner = None if self._look_up(uid)[2] else subordinate_owner(uid)
+        return uid if owner is None else owner
+
     def members(self, groups: Collection[str], uids: Iterable[int]) -> frozenset[str]:
         """Who is in one of the groups now: all that the settings list, and of the system's groups those with one of these ids, who need not
         be users that this daemon serves."""
@@ -101,11 +106,8 @@ class Callers:
         return found.union(user for user, of, _ in map(self._whose, uids) if not system.isdisjoint(of)) if system else found
 
     def _whose(self, uid: int) -> tuple[str, Mapping[str, int], bool]:
-        """What holds an id of a user's sandboxes is hers."""
-        found = self._look_up(uid)
-        if not found[2] and (owner := subordinate_owner(uid)) is not None:
-            found = self._look_up(owner)
-        return found
+        """Of whoever that id belongs to."""
+        return self._look_up(self.owner(uid))
 
     def member(self, caller: Caller, group: str) -> bool:
         listed = self.config.groups.get(group)

@@ -26,12 +26,12 @@ from functools import partial
 from pathlib import Path
 
 from dockless._version import __version__
-from dockless.base import paths
+from dockless.base import paths, settings
 from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import service
-from dockless.sched.engine import reading
+from dockless.sched.engine import outside, reading
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
@@ -80,6 +80,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     loop.set_exception_handler(_unexpected)
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, reading.settings(), check_image)
+    engine.said = settings.load()
     end = asyncio.Event()
     server = Server(engine, path, __version__, end.set)
 
@@ -99,7 +100,10 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         if ready is not None:
             ready()
         works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), hear(engine))
-        chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine))]
+        chores = [
+            asyncio.create_task(work)
+            for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine), outside.watch(engine))
+        ]
         await end.wait()
         for chore in chores:
             chore.cancel()

@@ -308,7 +308,7 @@ class Job:
     attempt, 0 before the first. ``exit_code``: shell style (128+N by signal N, 124 by time limit), None while there is none.
     ``array``/``index``: the id of the first job of its array, or of those that it starts together with, and the place among them; 0/0
     elsewhere (``array`` is 0 there).
-    ``place``, ``starts_in``: as in ``Why``, of those that wait, and in listings alone; there ``starts_in`` is said of the first 50.
+    ``place``, ``starts_in``, ``starts_after``: as in ``Why``, of those that wait, and in listings alone.
     ``name``, ``image``, ``command``, ``options`` and, unless it waits, ``reason`` are empty in what other users see.
     """
 
@@ -338,6 +338,7 @@ class Job:
     options: JobOptions = NO_OPTIONS
     place: int = 0
     starts_in: float | None = None
+    starts_after: float | None = None
     attempts: tuple[Attempt, ...] = ()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -160,10 +161,14 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def own_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """``own_host("2x80G")``: simulated GPUs of a host of the test's own, for leases are the host's. What names them for other programs."""
+    """``own_host("2x80G")``: simulated GPUs of a host of the test's own, the same for all its homes. What names them for other programs.
+
+    Without it each home has a host of its own. No other test has a host of this name, not even the next: a keeper may just be ending there.
+    """
+    name = f"t{secrets.token_hex(9)}"
 
     def simulate(gpus: str) -> str:
-        text = f"{gpus},host=t{os.getpid()}"
+        text = f"{gpus},host={name}"
         monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", text)
         return text
 

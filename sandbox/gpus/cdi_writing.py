@@ -5,27 +5,32 @@
     description(inventory) ──► {"cdiVersion": …, "kind": "nvidia.com/gpu", "devices": [0, 0:1, GPU-…, MIG-…, all], "containerEdits": …}
 
 Nodes and files are those that dockless itself shows (``nodes``, ``driver_files``), of all capabilities but ``compat32``. Each library is
-mounted by each of its names, so no hook has to make links; where the host has NVIDIA's nvidia-cdi-hook, that is named for the linker's
-cache. Dockless reads no such file for ``nvidia.com/gpu``: it collects anew at each start.
+mounted by each of its names, so no hook has to make links to it. Where the host has NVIDIA's nvidia-cdi-hook, that is named for what no
+mount can do, as far as it can: a newer CUDA of the image, the linker's cache, the links of /dev/dri/by-path, the driver's parameters.
+Dockless reads no such file for ``nvidia.com/gpu``: it collects anew at each start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 
 from dockless.base.typing import Any
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import driver_files, injection
 from dockless.sandbox.gpus.driver_files import DriverFile
-from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes
+from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes, links
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.request import units
 
 KIND = "nvidia.com/gpu"
-_VERSION = "0.5.0"
-"""The first that has all that is written: hostPath, and names that begin with a digit."""
+_VERSION, _VERSION_OF_GIDS = "0.5.0", "0.7.0"
+"""The first that has all that is written: hostPath, and names that begin with a digit; the first that has additionalGids, too. A program
+that knows only older ones than a file names does not read it."""
 _FILE = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 _HOOK = "usr/bin/nvidia-cdi-hook"
@@ -37,22 +42,30 @@ def description(inventory: Sequence[Gpu]) -> dict[str, Any]:
     if not found:
         divided = " but such that MIG divides and that have no slices" if inventory else ""
         raise GpuError(f"this host has no GPUs{divided}", subject=KIND, hint="`dockless gpu list` shows what there is")
-    nodes = {unit.uuid: device_nodes([unit]) for unit in found}
+    nodes = {unit.uuid: device_nodes([unit], graphics=True) for unit in found}
     common = [node for node in nodes[found[0].uuid] if all(node in others for others in nodes.values()) and _is_shared(node)]
+    root, version = injection.installed(simulated=any(unit.simulated for unit in found))
+    hook = os.path.join(root, _HOOK)
+    has_hook = bool(version) and os.path.isfile(hook)
+
+    def own(units: Sequence[Gpu]) -> dict[str, Any]:
+        edits = _edits(dict.fromkeys(node for unit in units for node in nodes[unit.uuid] if node not in common))
+        made = [link for unit in units for link in links([unit], nodes[unit.uuid])]
+        return edits | ({"hooks": [_links_hook(hook, made)]} if has_hook and made else {})
+
     devices = []
     for unit in found:
-        own = [node for node in nodes[unit.uuid] if node not in common]
-        devices += [{"name": name, "containerEdits": _edits(own)} for name in (_name(unit, inventory), unit.uuid)]
-    every = dict.fromkeys(node for own in nodes.values() for node in own if node not in common)
-    devices.append({"name": "all", "containerEdits": _edits(every)})
+        devices += [{"name": name, "containerEdits": own([unit])} for name in (_name(unit, inventory), unit.uuid)]
+    devices.append({"name": "all", "containerEdits": own(found)})
     edits: dict[str, Any] = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], **_edits(common)}
-    root, version = injection.installed(simulated=any(unit.simulated for unit in found))
     if version:
         mounts = list(_mounts(root, version))
         edits["mounts"] = mounts
-        if os.path.isfile(os.path.join(root, _HOOK)):
-            edits["hooks"] = [_cache_hook(mounts)]
-    return {"cdiVersion": _VERSION, "kind": KIND, "devices": devices, "containerEdits": edits}
+        if hooks := list(_hooks(hook, mounts, version)):
+            edits["hooks"] = hooks
+    every_edits = [edits, *(device["containerEdits"] for device in devices)]
+    cdi_version = _VERSION_OF_GIDS if any("additionalGids" in one for one in every_edits) else _VERSION
+    return {"cdiVersion": cdi_version, "kind": KIND, "devices": devices, "containerEdits": edits}
 
 
 def _name(unit: Gpu, inventory: Sequence[Gpu]) -> str:
@@ -66,11 +79,23 @@ def _name(unit: Gpu, inventory: Sequence[Gpu]) -> str:
 def _is_shared(node: DeviceNode) -> bool:
     """Whether it is no GPU's own: with one GPU all nodes are those of all GPUs."""
     name = node.target.rpartition("/")[2]
-    return not name.removeprefix("nvidia").isdecimal() and "nvidia-cap" not in name
+    return not name.removeprefix("nvidia").isdecimal() and "nvidia-cap" not in name and not node.target.startswith("/dev/dri/")
 
 
-def _edits(nodes: Any) -> dict[str, Any]:
-    return {"deviceNodes": [{"path": node.target} | ({"hostPath": node.source} if node.source != node.target else {}) for node in nodes]}
+def _edits(nodes: Iterable[DeviceNode]) -> dict[str, Any]:
+    nodes = list(nodes)
+    found = {"deviceNodes": [{"path": node.target} | ({"hostPath": node.source} if node.source != node.target else {}) for node in nodes]}
+    gids = sorted({gid for node in nodes if (gid := _group(node.source))})
+    return found | ({"additionalGids": gids} if gids else {})
+
+
+def _group(path: str) -> int:
+    """Which group may use a node that not everybody may; 0 for none."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        if found.st_mode & (stat.S_IROTH | stat.S_IWOTH) != stat.S_IROTH | stat.S_IWOTH and found.st_mode & stat.S_IRGRP:
+            return found.st_gid
+    return 0
 
 
 def _mounts(root: str, version: str) -> Iterator[dict[str, Any]]:
@@ -91,15 +116,42 @@ def _targets(root: str, file: DriverFile) -> Iterator[str]:
     else:
         multiarch = f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
         lies = os.path.relpath(file.source, os.path.realpath(root))
-        folder = multiarch if lies.startswith(multiarch) else "usr/lib64"
-        folder += "/vdpau" if "/vdpau/" in file.source else ""
-        for name in (file.name, *file.links):
-            yield f"/{folder}/{name}"
+        if file.place == "xorg":
+            folder = "usr/lib64/xorg/modules" if lies.startswith("usr/lib64/") else "usr/lib/xorg/modules"
+        else:
+            folder = multiarch if lies.startswith(multiarch) else "usr/lib64"
+        folder, name = os.path.split(f"/{folder}/{file.name}")
+        for one in (name, *file.links):
+            yield f"{folder}/{one}"
+        if name.startswith("libnvidia-allocator.so."):
+            yield f"{folder}/gbm/nvidia-drm_gbm.so"
 
 
-def _cache_hook(mounts: list[dict[str, Any]]) -> dict[str, Any]:
+def _hooks(path: str, mounts: list[dict[str, Any]], version: str) -> Iterator[dict[str, Any]]:
+    """In the order in which they have to run. One that this program does not have would fail each start."""
     folders = dict.fromkeys(os.path.dirname(mount["containerPath"]) for mount in mounts if ".so" in mount["containerPath"])
-    args = ["nvidia-cdi-hook", "update-ldcache"]
-    for folder in folders:
-        args += ["--folder", folder]
-    return {"hookName": "createContainer", "path": f"/{_HOOK}", "args": args}
+    folders = {folder: None for folder in folders if not folder.endswith("/gbm") and "/xorg/" not in folder}  # where no linker looks
+    wanted = {
+        "enable-cuda-compat": [f"--host-driver-version={version}"],
+        "update-ldcache": [word for folder in folders for word in ("--folder", folder)],
+        "disable-device-node-modification": [],
+    }
+    for name, args in wanted.items():
+        if _knows(path, name) or (name == "update-ldcache" and os.path.isfile(path)):
+            yield _hook(path, name, args)
+
+
+def _links_hook(path: str, made: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return _hook(path, "create-symlinks", [word for link, target in made for word in ("--link", f"{target}::{link}")])
+
+
+def _hook(path: str, name: str, args: Sequence[str]) -> dict[str, Any]:
+    return {"hookName": "createContainer", "path": path, "args": [os.path.basename(path), name, *args]}
+
+
+def _knows(path: str, name: str) -> bool:
+    """Whether the program has that word in it: newer ones have more hooks. It is looked at, and not run."""
+    with contextlib.ExitStack() as opened, contextlib.suppress(OSError, ValueError):  # ValueError: it is empty
+        stream = opened.enter_context(open(path, "rb"))
+        return opened.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)).find(name.encode()) >= 0
+    return False

@@ -19,7 +19,7 @@ from dockless.sandbox.gpus import driver_files
 from dockless.sandbox.gpus.driver_files import DriverFile
 from dockless.sandbox.gpus.extra_layer import place_of_boot, stamp
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Of what is kept: another one is not read."""
 
 

@@ -10,20 +10,22 @@ in the directories of Debian (``nvidia/current`` behind alternatives, ``nvidia/t
 those that the host's linker cache names. ``root`` is ``/``, or where the driver is installed apart (``gpus.driver_root``); no link leads
 out of it. openat2(2), RESOLVE_IN_ROOT
 
-The table follows ``nvc_info.c`` of NVIDIA's libnvidia-container.
+The table follows ``nvc_info.c`` of NVIDIA's libnvidia-container, and the container toolkit's ``internal/discover/graphics.go`` and
+``pkg/nvcdi``. As the toolkit does, a library of this version that the table does not know is taken, too: it is newer than the table.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from dockless import native
-from dockless.base import settings
+from dockless.base import json, settings
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.paths import config_file
@@ -42,27 +44,45 @@ _LIBRARIES = {
     "video": "libvdpau_nvidia libnvidia-encode libnvidia-opticalflow libnvcuvid",
     "graphics": "libnvidia-eglcore libnvidia-glcore libnvidia-tls libnvidia-glsi libnvidia-fbc libnvidia-ifr libnvidia-rtcore libnvoptix"
     " libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia libnvidia-glvkspirv libnvidia-cbl libnvidia-allocator"
-    " libnvidia-gpucomp",
+    " libnvidia-gpucomp libnvidia-vulkan-producer libnvidia-present libnvidia-vksc-core",
     "ngx": "libnvidia-ngx",
 }
 _OWN_VERSIONS = ("libnvidia-nvvm70", "libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-wayland2", "libnvidia-egl-xcb",
                  "libnvidia-egl-xlib")  # fmt: skip
 """Libraries of the driver's package whose version is their own."""
-_LINKS = {"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0"}
+_UNKNOWN = ("compute", "graphics")
+"""What a library may be for that begins as the driver's do and is in none of these lists."""
+_OF_SETTINGS = ("libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client")
+"""Libraries of nvidia-settings, which is not shown."""
+_LINKS = {"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",
+          "libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so"}  # fmt: skip
 """Names that programs open, whether the host has them or not."""
 _PROGRAMS = {
-    "utility": "nvidia-smi nvidia-debugdump nvidia-persistenced nv-fabricmanager",
+    "utility": "nvidia-smi nvidia-debugdump nvidia-persistenced nv-fabricmanager nvidia-imex nvidia-imex-ctl",
     "compute": "nvidia-cuda-mps-control nvidia-cuda-mps-server",
+    "display": "nvidia-xconfig",
 }
 _PROGRAM_DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin")
-_CONFIGURATION = {
-    "compute": "etc/OpenCL/vendors/nvidia.icd",
-    "graphics": "usr/share/glvnd/egl_vendor.d/10_nvidia.json usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json"
-    " usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json"
-    " usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json"
-    " usr/share/nvidia/nvoptix.bin usr/share/vulkan/icd.d/nvidia_icd.json usr/share/vulkan/implicit_layer.d/nvidia_layers.json"
-    " etc/vulkan/icd.d/nvidia_icd.json etc/vulkan/implicit_layer.d/nvidia_layers.json",
+_BELOW_ETC_OR_SHARE = {
+    "graphics": "glvnd/egl_vendor.d/10_nvidia.json egl/egl_external_platform.d/15_nvidia_gbm.json"
+    " egl/egl_external_platform.d/10_nvidia_wayland.json egl/egl_external_platform.d/09_nvidia_wayland2.json"
+    " egl/egl_external_platform.d/20_nvidia_xcb.json egl/egl_external_platform.d/20_nvidia_xlib.json nvidia/nvoptix.bin"
+    f" vulkan/icd.d/nvidia_icd.json vulkan/icd.d/nvidia_icd.{platform.machine()}.json vulkan/icd.d/nvidia_layers.json"
+    " vulkan/implicit_layer.d/nvidia_layers.json",
+    "display": "X11/xorg.conf.d/10-nvidia.conf X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 }
+_CONFIGURATION = {
+    "etc/OpenCL/vendors/nvidia.icd": "compute",
+    **{
+        f"{top}/{name}": capability
+        for capability, names in _BELOW_ETC_OR_SHARE.items()
+        for name, top in itertools.product(names.split(), ("usr/share", "etc"))
+    },
+}
+_TEXT_MAX = 1 << 16
+"""Bytes of a file for Vulkan that are read."""
+_XORG_MODULES = ("usr/lib/xorg/modules", "usr/lib64/xorg/modules", "usr/X11R6/lib/modules", "usr/X11R6/lib64/modules")
+_FIRMWARE_PATH = Path("/sys/module/firmware_class/parameters/path")
 _SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket")
 _IMPLIED = {"video": {"compute"}, "display": {"graphics"}}
 _RESOLVE = 0x10 | 0x02  # RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
@@ -70,8 +90,9 @@ _RESOLVE = 0x10 | 0x02  # RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 
 @dataclass(frozen=True, slots=True)
 class DriverFile:
-    """``source``: on this host, no link in it. ``place``: below the sandbox's library (``lib``, ``lib32``) or program directory (``bin``),
-    or ``""`` where ``name`` is the whole path. ``links``: names beside it that lead to it, its SONAME first."""
+    """``source``: on this host, no link in it. ``place``: below the sandbox's directory of libraries (``lib``, ``lib32``), of programs
+    (``bin``) or of the X server's modules (``xorg``), or ``""`` where ``name`` is the whole path. ``links``: names beside it that lead to
+    it, its SONAME first; of a file with a whole path, the libraries that it names by whole paths."""
 
     source: str
     place: str
@@ -98,7 +119,8 @@ def find(root: str, version: str) -> tuple[DriverFile, ...]:
     with _opened(root) as top:
         found = {(file.place, file.name): file for file in _libraries(top, version)}
         folders = sorted({os.path.basename(os.path.dirname(file.source)) for file in found.values()})
-        found |= {(file.place, file.name): file for file in (*_programs(top, folders), *_others(top, version))}
+        others = (*_programs(top, folders), *_modules_of_xorg(top, version), *_others(top, version))
+        found |= {(file.place, file.name): file for file in others}
     for file in found.values():
         check_owner(file.source)
     return tuple(found.values())
@@ -113,8 +135,9 @@ def searched(root: str, version: str) -> tuple[str, ...]:
         named = [f"{directory}/{name}" for directory, names in _directories(top) for name in names if name.endswith(f".so.{version}")]
         libraries += [path for path in named if _library(top, path) is None]
         programs = ["usr/lib/nvidia", *_inside(top, "usr/lib/nvidia"), *_PROGRAM_DIRECTORIES, "etc/alternatives"]
-    others = [os.path.dirname(path) for paths in _CONFIGURATION.values() for path in paths.split()]
-    return tuple(dict.fromkeys((*libraries, *programs, *others, _firmware(version))))
+        programs += _places_of_xorg(top)
+    others = [os.path.dirname(path) for path in _CONFIGURATION]
+    return tuple(dict.fromkeys((*libraries, *programs, *others, *_firmware(version))))
 
 
 def changed_at(root: str, places: Iterable[str]) -> list[int]:
@@ -167,6 +190,16 @@ def sockets(root: str) -> tuple[DriverFile, ...]:
         if source:
             check_owner(os.path.dirname(source))
     return tuple(DriverFile(source, "", path, ("utility",)) for source, path in found if source)
+
+
+def of_gds(root: str = "/") -> tuple[DriverFile, ...]:
+    """What the library of GPUDirect Storage reads of the host, as far as it is there: its settings, and which disks there are. ``GpuError``
+    as ``find``."""
+    with _opened(root) as top:
+        found = {"etc/cufile.json": _regular(top, "etc/cufile.json"), "run/udev": _lies(top, "run/udev", stat.S_ISDIR)}
+    for source in filter(None, found.values()):
+        check_owner(source)
+    return tuple(DriverFile(source, "", path, ("gds",)) for path, source in found.items() if source)
 
 
 def needed(files: Iterable[DriverFile], capabilities: frozenset[str]) -> tuple[DriverFile, ...]:
@@ -285,7 +318,9 @@ def _libraries(top: int, version: str) -> Iterator[DriverFile]:
         there = set(names)
         for file in sorted(names):
             base, dot, suffix = file.partition(".so.")
-            if not dot or base not in capabilities or (suffix != version and not (base in _OWN_VERSIONS and "." in suffix)):
+            wanted = capabilities.get(base, _UNKNOWN if base.startswith("libnv") and base not in _OF_SETTINGS else ())
+            own = base in _OWN_VERSIONS and ("." in suffix or base == "libnvidia-nvvm70")  # whose only name is libnvidia-nvvm70.so.4
+            if not dot or not wanted or (suffix != version and not own):
                 continue
             read = _library(top, f"{directory}/{file}")
             if read is None:
@@ -295,11 +330,12 @@ def _libraries(top: int, version: str) -> Iterator[DriverFile]:
             if (place, file) in seen:
                 continue
             seen.add((place, file))
+            name = f"vdpau/{file}" if base == "libvdpau_nvidia" else file
             links = [about.soname] if "/" not in about.soname else []
             links += [f"{base}.so"] if f"{base}.so" in there else []
             links += _LINKS.get(base, "").split()
             links = [name for name in dict.fromkeys(links) if name and name != file]
-            yield DriverFile(source, place, file, tuple(capabilities[base]), about.soname, tuple(links))
+            yield DriverFile(source, place, name, tuple(wanted), about.soname, tuple(links))
 
 
 def _library(top: int, path: str) -> tuple[str, elf.Elf] | None:
@@ -324,18 +360,55 @@ def _programs(top: int, families: list[str]) -> Iterator[DriverFile]:
                 yield DriverFile(source, "bin", name, (capability,))
 
 
+def _places_of_xorg(top: int) -> list[str]:
+    """Directories that may have its modules: Debian's of each family of drivers, Ubuntu's, NVIDIA's installer's."""
+    wide, _ = _multiarch()
+    modules = [*_XORG_MODULES, f"usr/lib/{wide}/xorg/modules"]
+    parts = [f"{place}/{part}" for place in modules for part in ("drivers", "extensions", "updates/drivers", "updates/extensions")]
+    return [*_inside(top, "usr/lib/nvidia"), f"usr/lib/{wide}/nvidia/xorg", "usr/lib64/nvidia/xorg", *parts]
+
+
+def _modules_of_xorg(top: int, version: str) -> Iterator[DriverFile]:
+    """Its driver has no version in its name, so that is only taken beside the other module, which has one."""
+    name = f"libglxserver_nvidia.so.{version}"
+    for place in _places_of_xorg(top):
+        glx = _regular(top, f"{place}/{name}")
+        driver = glx and _regular(top, f"{place.replace('/extensions', '/drivers')}/nvidia_drv.so")
+        if driver:
+            yield DriverFile(glx, "xorg", f"extensions/{name}", ("display",), links=("libglxserver_nvidia.so",))
+            yield DriverFile(driver, "xorg", "drivers/nvidia_drv.so", ("display",))
+            return
+
+
 def _others(top: int, version: str) -> Iterator[DriverFile]:
-    for capability, paths in _CONFIGURATION.items():
-        for path in paths.split():
-            if source := _regular(top, path):
-                yield DriverFile(source, "", path, (capability,))
-    for path in _inside(top, _firmware(version)):
+    for path, capability in _CONFIGURATION.items():
+        if source := _regular(top, path):
+            yield DriverFile(source, "", path, (capability,), links=_libraries_named(source) if "/vulkan/" in path else ())
+    for path in (path for place in _firmware(version) for path in _inside(top, place)):
         if os.path.basename(path).startswith("gsp") and path.endswith(".bin") and (source := _regular(top, path)):
             yield DriverFile(source, "", path, ("utility", "compute"))
 
 
-def _firmware(version: str) -> str:
-    return f"lib/firmware/nvidia/{version}"
+def _libraries_named(path: str) -> tuple[str, ...]:
+    """The libraries that a file for Vulkan names by whole paths, as those of Red Hat's packages do: there programs open them."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as stream:
+        said = json.loads(stream.read(_TEXT_MAX))
+        parts = [said.get("ICD"), said.get("layer"), *(said.get("layers") or ())] if isinstance(said, dict) else []
+        named = [part.get("library_path") for part in parts if isinstance(part, dict)]
+        return tuple(name for name in named if isinstance(name, str) and name.startswith("/") and os.path.normpath(name) == name)
+    return ()
+
+
+def _firmware(version: str) -> list[str]:
+    """Where the kernel looks for it, in this order. Documentation/driver-api/firmware/fw_search_path.rst"""
+    own = ""
+    with contextlib.suppress(OSError):
+        own = _FIRMWARE_PATH.read_text().strip()
+    release = os.uname().release
+    places = [f"lib/firmware/updates/{release}", "lib/firmware/updates", f"lib/firmware/{release}", "lib/firmware"]
+    if own.startswith("/") and os.path.normpath(own) == own:
+        places.insert(0, own.lstrip("/"))
+    return [f"{place}/nvidia/{version}" for place in dict.fromkeys(places)]
 
 
 def _regular(top: int, path: str) -> str:

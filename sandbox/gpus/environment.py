@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.typing import TYPE_CHECKING
 
@@ -10,6 +10,20 @@ if TYPE_CHECKING:
     from dockless.sandbox.gpus.nvml import Gpu
 
 UNSET_IN_SANDBOX = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def said_visible(variables: Mapping[str, str] | Iterable[tuple[str, str]]) -> frozenset[str]:
+    """What ``NVIDIA_VISIBLE_DEVICES`` says: ``all``, ``none``, ``void``, names of GPUs; nothing where it is empty or not set. Of pairs the
+    last counts."""
+    return frozenset(map(str.strip, dict(variables).get(VISIBLE, "").split(","))) - {""}
+
+
+def asks_for_files_alone(variables: Iterable[tuple[str, str]]) -> bool:
+    """Whether a sandbox without GPUs is to have the driver's files: ``NVIDIA_VISIBLE_DEVICES=none``. Asked at each start."""
+    pairs = tuple(variables)
+    return any(name == VISIBLE for name, _ in pairs) and "none" in (said := said_visible(pairs)) and "void" not in said
 
 
 def environment(gpus: Sequence[Gpu], devices: Sequence[str] = ()) -> dict[str, str]:

@@ -32,7 +32,7 @@ from dockless.sandbox.resolved import DRIVER_LAYER, HostFile
 
 KEPT = 64
 """Layers, and records of what was found, that are kept at most besides those that sandboxes have."""
-_FORMAT = "3"
+_FORMAT = "4"
 """Of what is kept: another one is not read."""
 
 

@@ -16,7 +16,7 @@ minor for /dev). It has all of them but ``lease``.
 from __future__ import annotations
 
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
-from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes, other_nodes
+from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes, links, other_nodes
 from dockless.sandbox.gpus.nvml import (
     Driver,
     Gpu,
@@ -66,6 +66,7 @@ __all__ = [
     "find",
     "inventory",
     "is_of",
+    "links",
     "other_nodes",
     "parse_request",
     "possible",

@@ -3,6 +3,7 @@
 ::
 
     image's and caller's variables ─► what kind of access      NVIDIA_DRIVER_CAPABILITIES, _VISIBLE_DEVICES, _REQUIRE_*; never which GPUs
+    NVIDIA_VISIBLE_DEVICES=none    ─► the files, without a GPU
     collected                      ─► files of the host        read-only binds, made by the plan
     the image's layout             ─► one more layer           empty files to mount on, links, /etc/ld.so.cache with our libraries in it
     the image `host`               ─► nothing: the driver is there; or, where it is installed apart, a directory of its own
@@ -24,9 +25,10 @@ from dockless.base.path import Path
 from dockless.errors import DocklessError, GpuError
 from dockless.images.catalog.image import Image
 from dockless.images.layers.layers import Layer
-from dockless.sandbox.gpus import driver_files, elf, linker_cache, nvml, requirements
+from dockless.sandbox.gpus import beside, driver_files, elf, linker_cache, nvml, requirements
 from dockless.sandbox.gpus.collected import collected, fields
 from dockless.sandbox.gpus.driver_files import DriverFile
+from dockless.sandbox.gpus.environment import said_visible
 from dockless.sandbox.gpus.extra_layer import ExtraLayer, kept
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.resolved import HostFile
@@ -59,25 +61,50 @@ class Injection:
     warnings: tuple[str, ...] = ()
 
 
-def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> Injection:
-    """For these leased GPUs. ``variables``: the caller's over the image's. Reads the host; what it makes is kept in the store.
+def inject(image: Image, said: Mapping[str, str], gpus: Sequence[Gpu]) -> Injection:
+    """For these leased GPUs. ``said``: the caller's variables. Reads the host; what it makes is kept in the store.
 
     ``GpuError`` for a requirement of the image that does not hold, and for files that root cannot trust; ``BadInput``.
     """
     simulated = any(gpu.simulated for gpu in gpus)
-    root, version = installed(simulated=simulated)
+    return _given(image, said, gpus, *installed(simulated=simulated), simulated=simulated)
+
+
+def inject_files_alone(image: Image, said: Mapping[str, str]) -> Injection:
+    """For a sandbox without GPUs, to which ``NVIDIA_VISIBLE_DEVICES=none`` gives the driver's files: programs for CUDA are built with
+    them. No node, and no socket of the driver's daemons. Errors: as ``inject``."""
+    if image.is_host:
+        return Injection()
+    simulated = nvml.simulating()
+    root, version = driver_files.configured_root(), ""
+    with contextlib.suppress(GpuError):
+        version = _version(root, simulated)
+    if not version:
+        return Injection(warnings=("NVIDIA_VISIBLE_DEVICES=none asks for the files of an NVIDIA driver, and this host has none",))
+    return _given(image, said, (), root, version, simulated=simulated)
+
+
+def _given(image: Image, said: Mapping[str, str], gpus: Sequence[Gpu], root: str, version: str, *, simulated: bool) -> Injection:
+    variables = {**dict(image.config.env), **said}
     wanted = requirements.requirements(variables)
     if wanted:
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
     proc, proc_files = _proc(root if simulated else "/", gpus) if version else ((), ())
-    capabilities = driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
-    if not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
+    capabilities = wanted_capabilities(variables)
+    if not version or "void" in said_visible(said):  # an image's own is outranked by --gpus
         return Injection(proc=proc, proc_files=proc_files)
     if image.is_host:
         files = _beside_the_host(root, version, capabilities) if root != "/" else ()
         return Injection(files=files, proc=proc, proc_files=proc_files)
-    layer, files, warnings = _kept(image, root, version, capabilities, gpus)
+    asked = beside.asked(variables) if gpus else frozenset()
+    layer, files, warnings = _kept(image, root, version, capabilities | (asked & {"gds"}), gpus)
     return Injection(layer, files, proc, proc_files, warnings)
+
+
+def wanted_capabilities(variables: Mapping[str, str]) -> frozenset[str]:
+    """What of the driver is asked for. A legacy image that does not say gets all that there are. ``GpuError``"""
+    legacy = "all" if requirements.is_legacy(variables) else ""
+    return driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", legacy))
 
 
 def _beside_the_host(root: str, version: str, capabilities: frozenset[str]) -> tuple[HostFile, ...]:
@@ -114,7 +141,7 @@ def _kept(
     image: Image, root: str, version: str, capabilities: frozenset[str], gpus: Sequence[Gpu]
 ) -> tuple[Layer | None, tuple[HostFile, ...], tuple[str, ...]]:
     minors = sorted({gpu.minor for gpu in gpus}) if "graphics" in capabilities else []
-    sockets = driver_files.needed(driver_files.sockets(root), capabilities)
+    sockets = driver_files.needed((*driver_files.sockets(root), *driver_files.of_gds()), capabilities) if gpus else ()
     found = driver_files.needed(collected(root, version), capabilities)
     what = ["driver", version, sorted(capabilities), minors, [fields(file) for file in (*found, *sockets)]]
     return kept(image, what, _DriverLayer(found, version, capabilities, minors, sockets))
@@ -144,24 +171,33 @@ class _DriverLayer(ExtraLayer):
             self._add_graphics(self._minors)
         self._add_cache(self._found, self._version)
 
-    def _add_files(self, found: Iterable[DriverFile]) -> None:
+    def _add_files(self, found: Sequence[DriverFile]) -> None:
         self.places = {
             "lib": self._library_directory(),
             "lib32": self._library_directory_32(),
             "bin": self.inside("usr/bin", directory=True),
         }
+        if "display" in self._capabilities:
+            self.places["xorg"] = self.inside(f"usr/{'lib' if self._is_debian() else 'lib64'}/xorg/modules", directory=True)
         for file in found:
             if not file.place:
                 self.bind(file.source, self.inside(file.name))
+                self._add_named(file.links, found)
                 continue
-            directory = self.places[file.place]
-            if "/vdpau/" in file.source:
-                directory = os.path.join(directory, "vdpau")
-            self.bind(file.source, os.path.join(directory, file.name))
-            before = file.name
+            folder, before = os.path.split(file.name)
+            directory = os.path.join(self.places[file.place], folder)
+            self.bind(file.source, os.path.join(directory, before))
             for link in file.links:
                 self.links[os.path.join(directory, link)] = before
                 before = link
+
+    def _add_named(self, paths: Iterable[str], found: Sequence[DriverFile]) -> None:
+        """Links at the whole paths of libraries, as the host has them and a file of the driver's names them, where ours lie elsewhere."""
+        names = {name for file in found if file.place == "lib" for name in (file.name, *file.links)}
+        for path in paths:
+            directory, name = os.path.split(self.inside(path))
+            if name in names and directory != self.places["lib"]:
+                self.links[f"{directory}/{name}".lstrip("/")] = f"/{self.places['lib']}/{name}".replace("//", "/")
 
     def _add_graphics(self, minors: list[int]) -> None:
         """Vulkan and EGL count GPUs by what the driver says, and this says which are ours."""
@@ -178,7 +214,7 @@ class _DriverLayer(ExtraLayer):
         wide = linker_cache.LIBC6 | {"x86_64": linker_cache.X86_64, "aarch64": linker_cache.AARCH64}.get(machine, 0)
         ours = {}
         for file in found:
-            if file.soname and "/vdpau/" not in file.source:
+            if file.soname and "/" not in file.name:
                 path = os.path.join("/", self.places[file.place], file.soname)
                 ours[file.place, file.soname] = (path, wide if file.place == "lib" else linker_cache.LIBC6)
         if compatible := self._forward_compatible(version):
@@ -225,14 +261,19 @@ class _DriverLayer(ExtraLayer):
         return self.exists(f"lib/ld-musl-{machine}.so.1") and not self.exists(_LOADERS.get(machine, "lib/ld-linux.so.2"))
 
     def _library_directory(self) -> str:
-        multiarch = f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
-        debian = self.exists("etc/debian_version") or self.exists(multiarch)
-        return self.inside(multiarch if debian else "usr/lib64", directory=True)
+        return self.inside(_multiarch() if self._is_debian() else "usr/lib64", directory=True)
+
+    def _is_debian(self) -> bool:
+        return self.exists("etc/debian_version") or self.exists(_multiarch())
 
     def _library_directory_32(self) -> str:
         multiarch = f"usr/lib/{driver_files.MULTIARCH_32.get(platform.machine(), 'none')}"
         wanted = multiarch if self.exists("etc/debian_version") else "usr/lib32" if self.exists("usr/lib32") else "usr/lib"
         return self.inside(wanted, directory=True)
+
+
+def _multiarch() -> str:
+    return f"usr/lib/{driver_files.MULTIARCH.get(platform.machine(), platform.machine())}"
 
 
 # ---- /proc/driver ---------------------------------------------------------------------------------------------------------------------

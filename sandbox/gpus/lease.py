@@ -44,6 +44,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.descriptors import received
+from dockless.base.device_names import is_device
 from dockless.base.idmaps import user_name
 from dockless.base.path import Path
 from dockless.base.typing import Literal
@@ -245,7 +246,7 @@ def share_number(text: str) -> str:
 
 def names_of_nodes(uuids: Collection[str]) -> dict[str, list[str]]:
     """The names that are bound beside that of each device: of its nodes, for another name may have the same ones by another's settings."""
-    devices = [uuid for uuid in uuids if "=" in uuid]
+    devices = [uuid for uuid in uuids if is_device(uuid)]
     if not devices:
         return {}
     from dockless.sandbox.gpus import handed_out
@@ -397,7 +398,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except _Taken as taken:
-        what, how = "device" if "=" in taken.uuid else "GPU", f"is leased{taken.how}"
+        what, how = "device" if is_device(taken.uuid) else "GPU", f"is leased{taken.how}"
         with contextlib.suppress(GpuError):
             how = "".join(f"is out of service: {why}" for why in out_of_service([taken.uuid]).values()) or how
         raise NotEnoughGpus(f"{what} {taken.uuid} {how}", subject=taken.uuid, hint="wait for it, or ask for another") from None

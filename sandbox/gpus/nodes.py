@@ -7,6 +7,7 @@
     /dev/nvidia-uvm, -uvm-tools      <nvidia-uvm>:0, 1  CUDA's memory; the major is in /proc/devices
     /dev/nvidia-modeset              195:254            where present
     /dev/nvidia-caps/nvidia-cap<N>   <nvidia-caps>:N    a MIG slice: its GPU instance and its compute instance
+    /dev/dri/card<N>, renderD<N>     226:N              graphics, where present: each whole GPU's, by its address in /sys/bus/pci/devices
 
 A source is used only if it is a character device with exactly the number expected, not a link to one (attack A51): the device filter
 is made from the same numbers, so what is shown and what opens cannot differ. NVIDIA's driver ignores file permissions on its nodes
@@ -19,9 +20,11 @@ owns the numbers) the source is /dev/null, and ``DeviceNode.note`` says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dockless.base import paths
@@ -31,11 +34,13 @@ from dockless.sandbox.gpus.nvml import Gpu
 
 NVIDIA_MAJOR = 195  # fixed, Documentation/admin-guide/devices.txt
 CTL_MINOR, MODESET_MINOR = 255, 254
+_DRM_MAJOR, _FIRST_RENDER = 226, 128
 
-OPTIONAL = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""What programs can do without."""
+_OPTIONAL = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 _DEV = Path("/dev")
+_PCI = Path("/sys/bus/pci/devices")
+_DRM = re.compile(r"(?:card|renderD)[0-9]+\Z")
 _PROC_DEVICES = Path("/proc/devices")
 _EXPERIMENTAL = range(254, 239, -1)  # majors 240-254 are for local use, devices.txt
 _NULL = (1, 3)
@@ -63,15 +68,20 @@ class _Wanted:
     required: bool = True
 
 
-def device_nodes(gpus: Sequence[Gpu]) -> tuple[DeviceNode, ...]:
-    """The nodes that exactly these leased units need; () for none.
+def is_optional(target: str) -> bool:
+    """Whether programs can do without the node."""
+    return target in _OPTIONAL or target.startswith("/dev/dri/")
+
+
+def device_nodes(gpus: Sequence[Gpu], *, graphics: bool = False) -> tuple[DeviceNode, ...]:
+    """The nodes that exactly these leased units need; () for none. ``graphics``: those of the Direct Rendering Manager with them.
 
     Errors: ``GpuError`` for a node that is missing, a link, or another device than its name says.
     """
     if not gpus:
         return ()
     if any(gpu.simulated for gpu in gpus):
-        return _simulated_nodes(gpus)
+        return _simulated_nodes(gpus, graphics)
     if (_DEV / "dxg").exists() and not (_DEV / "nvidiactl").exists():
         raise GpuError(
             "this is Windows Subsystem for Linux: its GPUs are behind /dev/dxg, shared by all and not leased one by one",
@@ -80,11 +90,22 @@ def device_nodes(gpus: Sequence[Gpu]) -> tuple[DeviceNode, ...]:
         )
     majors = character_majors(_PROC_DEVICES.read_text())
     nodes = []
-    for wanted in _wanted(gpus, majors.get("nvidia-uvm"), majors.get("nvidia-caps")):
+    for wanted in (*_wanted(gpus, majors.get("nvidia-uvm"), majors.get("nvidia-caps")), *(_of_graphics(gpus) if graphics else ())):
         node = verify(wanted.name, _DEV / wanted.name, wanted.major, wanted.minor, required=wanted.required)
         if node is not None:
             nodes.append(node)
     return tuple(nodes)
+
+
+def links(gpus: Iterable[Gpu], nodes: Collection[DeviceNode]) -> tuple[tuple[str, str], ...]:
+    """The links to ``nodes`` of graphics, as udev makes them: ``/dev/dri/by-path/pci-0000:17:00.0-card``, ``../card0``."""
+    there = {node.target for node in nodes}
+    return tuple(
+        (f"/dev/dri/by-path/pci-{gpu.pci_bus_id}-{'render' if 'renderD' in wanted.name else 'card'}", f"../{wanted.name[4:]}")
+        for gpu in gpus
+        for wanted in _of_graphics([gpu])
+        if f"/dev/{wanted.name}" in there
+    )
 
 
 def other_nodes(gpus: Sequence[Gpu], inventory: Iterable[Gpu]) -> tuple[DeviceNode, ...]:
@@ -138,7 +159,9 @@ def verify(name: str, source: Path, major: int, minor: int, *, required: bool = 
         raise GpuError(
             f"{source} is {what}, not the character device {major}:{minor}",
             subject=str(source),
-            hint="somebody replaced it: remove it, then 'nvidia-modprobe -u -c 0' makes it anew",
+            hint="somebody replaced it: remove it, then 'nvidia-modprobe -u -c 0' makes it anew"
+            if major != _DRM_MAJOR
+            else "somebody replaced it: remove it, then `udevadm trigger --subsystem-match=drm` makes it anew",
         )
     return DeviceNode(f"/dev/{name}", str(source), major, minor)
 
@@ -166,6 +189,25 @@ def _wanted(gpus: Iterable[Gpu], uvm: int | None, caps: int | None) -> list[_Wan
     return list(dict.fromkeys(nodes))
 
 
+def _of_graphics(gpus: Iterable[Gpu]) -> list[_Wanted]:
+    """A MIG slice has none. That they are missing is no error: the module nvidia-drm need not be loaded."""
+    found: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.simulated and not gpu.parent:
+            found |= {f"card{gpu.minor}": gpu.minor, f"renderD{_FIRST_RENDER + gpu.minor}": _FIRST_RENDER + gpu.minor}
+        elif gpu.pci_bus_id and not gpu.parent:
+            found |= _drm_minors(_PCI / gpu.pci_bus_id / "drm")
+    return [_Wanted(f"dri/{name}", _DRM_MAJOR, minor, required=False) for name, minor in found.items()]
+
+
+def _drm_minors(folder: Path) -> dict[str, int]:
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(_DRM.match, os.listdir(folder))):
+            found[name] = int((folder / name / "dev").read_text().partition(":")[2])
+    return found
+
+
 def _as_found(path: Path) -> DeviceNode:
     device = os.lstat(path).st_rdev
     return DeviceNode(str(path), str(path), os.major(device), os.minor(device))
@@ -178,15 +220,18 @@ def _number(device: int) -> str:
 # ---- simulated GPUs -------------------------------------------------------------------------------------------------------------------
 
 
-def _simulated_nodes(gpus: Sequence[Gpu]) -> tuple[DeviceNode, ...]:
+def _simulated_nodes(gpus: Sequence[Gpu], graphics: bool) -> tuple[DeviceNode, ...]:
     taken = character_majors(_PROC_DEVICES.read_text())
     uvm, caps = _free_majors(taken)
     wanted = [w for w in _wanted(gpus, uvm, caps) if w.name != "nvidia-modeset"]
+    wanted += _of_graphics(gpus) if graphics else []
     folder, why = _stand_in_folder(taken)
-    if folder is None:
-        return tuple(DeviceNode(f"/dev/{w.name}", "/dev/null", *_NULL, note=f"simulated: stands in as /dev/null, {why}") for w in wanted)
     nodes = []
     for w in wanted:
+        if folder is None or w.major in taken.values():
+            why_null = why or "because the numbers belong to a real driver of this host"
+            nodes.append(DeviceNode(f"/dev/{w.name}", "/dev/null", *_NULL, note=f"simulated: stands in as /dev/null, {why_null}"))
+            continue
         node = verify(w.name, _make(folder, w), w.major, w.minor)
         assert node is not None
         nodes.append(DeviceNode(node.target, node.source, node.major, node.minor, note="simulated: no driver behind it"))

@@ -76,7 +76,7 @@ class GpuRequest:
     @property
     def of_devices(self) -> bool:
         """Whether it is one for devices that are no GPUs of NVIDIA."""
-        return "/" in self.gpu_class or any("=" in name for name in self.devices)
+        return "/" in self.gpu_class or any(map(device_names.is_device, self.devices))
 
     def __str__(self) -> str:
         """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``, ``1 GPU with 20G``, ``2 GPUs of class H100``: for reasons and reports."""
@@ -109,7 +109,7 @@ def parse_request(text: str | int) -> GpuRequest:
     driver = found.get("driver", [""])[0]
     if driver not in ("", "nvidia"):
         raise _bad(text, f"asks for driver {driver[:40]!r}; only 'nvidia' is known")
-    if len({"=" in name for name in devices}) > 1:
+    if len(set(map(device_names.is_device, devices))) > 1:
         raise _bad(text, "names GPUs, and devices of another kind")
     memory = parse_size(found["memory"][0], "memory of a GPU") if "memory" in found else 0
     if "memory" in found and (not memory or count == ALL):

@@ -27,13 +27,18 @@ _LONGEST = 16_384
 _PREFIX, _DISABLE = "NVIDIA_REQUIRE_", "NVIDIA_DISABLE_REQUIRE"
 
 
+def is_legacy(variables: Mapping[str, str]) -> bool:
+    """Whether an image is from before there were requirements: it says which CUDA it has, and not what that needs."""
+    return bool(variables.get("CUDA_VERSION")) and not variables.get(_PREFIX + "CUDA")
+
+
 def requirements(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of an environment, by variable; an image from before there were any says by CUDA_VERSION what it needs."""
+    """Those of an environment, by variable; of a legacy image CUDA_VERSION is one."""
     if variables.get(_DISABLE) in _TRUE:
         return {}
     found = {name: text for name, text in variables.items() if name.startswith(_PREFIX) and name != _PREFIX + "JETPACK" and text.strip()}
     older = re.match(r"[0-9]{1,4}\.[0-9]{1,4}", variables.get("CUDA_VERSION", ""))
-    if older and _PREFIX + "CUDA" not in variables:
+    if older and is_legacy(variables):
         found["CUDA_VERSION"] = f"cuda>={older[0]}"
     return found
 

@@ -27,7 +27,7 @@ def check_daemons() -> None:
     """``GpuError`` where a daemon that this program can reach leases GPUs in another network namespace than this one."""
     own = paths.runtime() / "daemon.sock"
     for path in dict.fromkeys([own] if simulated_host() else [own, paths.SOCKET_OF_ROOT]):
-        pid = _listener(path)
+        pid, _ = listener(path)
         if pid and not _is_ours(f"/proc/{pid}/{_NAMES}"):
             raise GpuError(
                 f"the daemon at {path}, process {pid}, leases GPUs in another network namespace than this one",
@@ -50,13 +50,13 @@ def _is_ours(names: str) -> bool:
     return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
 
 
-def _listener(path: Path) -> int:
-    """The process that made this socket listen; 0 where there is none, or it has no number here. unix(7)"""
+def listener(path: Path) -> tuple[int, int]:
+    """The process that made this socket listen, 0 if it has no number here, and its user id; 0 and -1 where there is none. unix(7)"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
         try:
             asked.connect(os.fspath(path))
             raw = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:
-            return 0
-    pid: int = _CREDENTIALS.unpack(raw)[0]
-    return pid
+            return 0, -1
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid

@@ -85,8 +85,11 @@ def ask(box: Box | ForegroundSandbox, grace: float | None) -> float:
 
 
 def end(box: Box) -> None:
-    """End it where it has not ended, its keeper too if that does not see to it. ``NotEnded`` for what survives both."""
+    """End it where it has not ended, its keeper too if that does not see to it. Returns when its keeper has ended, so that its GPUs are
+    free. ``NotEnded`` for what survives both."""
     if box.state() not in RUNNING:
+        with contextlib.suppress(TimeoutError), box.waiting() as waiting:
+            waiting.wait(process.KILLED_FOR)  # it writes down how it ended before it lets go of what it holds
         return
     keeper = box.keeper()
     with contextlib.suppress(SandboxGone):

@@ -19,6 +19,7 @@ from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd, own_namespace
 from dockless.sandbox import binds, features
 from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
+from dockless.sandbox.gpus.environment import asks_for_files_alone
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
 from dockless.sandbox.resolve import check_shared_network, on_behalf, resolve, with_command
 from dockless.sandbox.resolved import Resolved
@@ -116,7 +117,7 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
     ``resolve``'s and ``compile_plan``'s."""
     if shared_network:
         check_shared_network(spec)
-    if shared_network or not _keepable(spec):
+    if shared_network or not _keepable(spec) or asks_for_files_alone((*image.config.env, *spec.env)):
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
         return Prepared(replace(resolved, shared_network=shared_network))
     place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))

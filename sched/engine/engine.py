@@ -17,23 +17,23 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from dockless.base import paths
-from dockless.base.dataclass import copied, replace
-from dockless.base.records import read
+from dockless.base.dataclass import copied
+from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
-from dockless.errors import BadInput, DocklessError, SchedError
+from dockless.errors import BadInput, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import clock
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import queue_state, stopping
-from dockless.sched.engine.admission import gang_admission
+from dockless.sched.engine import outside, queue_state, stopping
 from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.admission.admitting import admitted
 from dockless.sched.engine.admission.per_user import PerUser, taken
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entries import Entries, outlines
@@ -46,10 +46,10 @@ from dockless.sched.engine.host import host_supplies, weights
 from dockless.sched.engine.lifecycle import ending, gang_ends, gangs, preempting, remains, starting
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
-from dockless.sched.engine.waiting.aside import Aside, name_whole_arrays, refuse_unknown
+from dockless.sched.engine.waiting.aside import Aside
 from dockless.sched.engine.waiting.regrouping import regroup
 from dockless.sched.engine.wants import waited_out
-from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
+from dockless.sched.jobs import NO_OPTIONS, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
@@ -82,6 +82,7 @@ class Engine:
         writing = schema.open_queue(database)
         self.queue_id = queries.queue_id(writing)
         gpus.changed = self.kick
+        gpus.ours = partial(queue_state.ours, self)
         gpus.hand_out(config.devices)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
@@ -98,6 +99,7 @@ class Engine:
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
         self.serving = ThreadPoolExecutor(32, "dockless-mps")
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
+        self.slicing = ThreadPoolExecutor(1, "dockless-mig")
         # Anybody may ask for reports, which read years: nobody's job waits for that to end.
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +125,8 @@ class Engine:
         self.many_ended = asyncio.Event()
         self.decision: Decision | None = None
         self.past: PastUsage | None = None
+        self.outside = outside.Outside()
+        self.said: Mapping[str, Any] = DEFAULTS  # the settings as they were read last
         self._took = 0.0
         self.newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
@@ -265,27 +269,8 @@ class Engine:
             raise SchedError("the daemon is ending", hint="try again when it is back")
         count = len(specs) if array is None else array
         self.admission.refuse_too_many(caller, self.per_user, count)
-        new: list[queue.NewJob] = []
         with self.per_user.coming(caller.uid, count, 0):
-            for index, plain in enumerate(specs):
-                if index % AT_A_TIME == AT_A_TIME - 1:
-                    await asyncio.sleep(0)  # others have requests, too
-                try:
-                    asked = read(JobSpec, plain, "job")
-                    if gang and len(specs) > 1:
-                        gang_admission.check_network(asked.spec)
-                    job = self.admission.admit(caller, asked, array is not None or place[0] > 0)
-                    new.append(replace(job, place=place) if place[0] else job)
-                except DocklessError as error:
-                    if len(specs) > 1:
-                        error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
-                    raise
-            if gang:
-                new = gang_admission.admitted(self, caller, new)
-            elif any(job.options.role for job in new):
-                raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
-            await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
-            new = name_whole_arrays(self, new)
+            new = await admitted(self, caller, specs, array=array is not None, place=place, gang=gang)
             if array is not None and array * len(new[0].options.after) > MOST_NAMED:
                 hint = "let one job wait for them, and the array for that job"
                 raise BadInput(
@@ -298,15 +283,18 @@ class Engine:
             now = time.time()
             with self.per_user.coming(caller.uid, 0, size):
                 ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None or gang, now))
+        self.show_submitted(just_submitted(ids, new, now, array is not None or gang))
+        return ids
+
+    def show_submitted(self, lives: Sequence[Live]) -> None:
+        """Jobs that are on disk now: in memory, too."""
         held = True
-        lives = just_submitted(ids, new, now, array is not None or gang)
         for entry in self._enter(lives):
             self.line_up(entry)
             entry = entry.first
             held = held and (entry.job.id in self.aside.kept or (self.decision is not None and self.decision.held(entry.waiting)))
         if not held:
             self.kick()
-        return ids
 
     def _enter(self, lives: Sequence[Live]) -> list[LiveJob]:
         entries = self._made(lives)
@@ -357,7 +345,7 @@ class Engine:
             self.loop.call_later(self._took, self._pass)
 
     def _pass(self, looked: bool = False) -> None:
-        if not looked and self.waiting.wants_gpus and self.gpus.is_old and not self.closing:
+        if not looked and self.waiting.wants_gpus and (self.gpus.is_old or queue_state.others_may_have_some(self)) and not self.closing:
             self.spawn(self._look_and_pass())
             return
         self._kicked = False
@@ -491,7 +479,8 @@ class Engine:
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)
-        for pool in (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling, self._reporting):
+        pools = (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling)
+        for pool in (*pools, self.slicing, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import repeat
 from operator import itemgetter
 
@@ -40,7 +40,7 @@ class LiveJob:
     ``kept``: the output of its newest attempt is. ``alarm``: the moment at which it is looked at again because it could not start before;
     ``met``: what it waited for has ended (``aside``). ``disk``: what it asked for
     itself that it may write to its disk, in bytes, 0 for any size. ``gang``: those that it starts together with. ``gpu_errors``: the
-    attempts and the errors of their GPUs that are written down for them."""
+    attempts and the errors of their GPUs that are written down for them. ``nodes``: the memory nodes to whose processors it is kept."""
 
     live: Live
     waiting: WaitingJob
@@ -67,6 +67,7 @@ class LiveJob:
     disk: int = 0
     gang: Gang | None = None
     gpu_errors: tuple[tuple[int, str], ...] = ()
+    nodes: Set[int] = frozenset()
 
     @property
     def going_on(self) -> list[LiveJob]:

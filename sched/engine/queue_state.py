@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 def state(engine: Engine) -> QueueState:
     """What a decision depends on now."""
-    running = [_running(engine, entry) for entry in engine.active.values() if entry is entry.first]
-    usage = _past_usage(engine).at(clock.ticks(), running) if engine.config.order == "fair" else None
+    there = running(engine)
+    usage = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
     outside: frozenset[str] = frozenset()
-    shareable = engine.gpus.shareable if engine.config.share != "no" else {}
+    shareable = engine.gpus.shareable if _shares(engine) else {}
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
     if engine.waiting.wants_gpus:
-        if shareable or sum(len(job.gpus) for job in running) < len(engine.gpus.uuids):  # else there is none that others could have
-            elsewhere = _elsewhere(engine)
-            running += [_of_nobody(engine, *lease) for lease in elsewhere]
-            uids.update(uid for _, uid, _ in elsewhere)
-        outside = engine.gpus.unusable({gpu for job in running for gpu in job.gpus})
+        if others_may_have_some(engine):
+            leases = elsewhere(engine)
+            there += [_of_nobody(engine, *lease) for lease in leases]
+            uids.update(uid for _, uid, _ in leases)
+        outside = engine.gpus.unusable({gpu for job in there for gpu in job.gpus})
     return QueueState(
         gpus=engine.gpus.uuids,
         waiting=engine.waiting,
-        running=running,
+        running=there,
         quotas=engine.config.quotas,
         links=engine.gpus.distances,
         outside=outside,
@@ -46,6 +46,7 @@ def state(engine: Engine) -> QueueState:
         shareable=shareable,
         company=engine.config.share,
         supplies=engine.supplies,
+        nodes=engine.gpus.memory_nodes if engine.config.numa != "any" else (),
         windows=tuple(
             windows(
                 *(engine.config.reservations, clock.ticks(), time.time(), lambda groups: engine.callers.members(groups, uids)),
@@ -53,6 +54,11 @@ def state(engine: Engine) -> QueueState:
             )
         ),
     )
+
+
+def running(engine: Engine) -> list[RunningJob]:
+    """The queue's jobs that have started, as the policy sees them."""
+    return [_running(engine, entry) for entry in engine.active.values() if entry is entry.first]
 
 
 def _running(engine: Engine, entry: LiveJob) -> RunningJob:
@@ -75,11 +81,12 @@ def _running(engine: Engine, entry: LiveJob) -> RunningJob:
         cores=entry.waiting.cores,
         memory=entry.waiting.memory,
         width=entry.waiting.width,
+        part=sharing.part_of(engine, entry) if entry.gang is None else 1.0,
     )
 
 
 def _past_usage(engine: Engine) -> PastUsage:
-    """What the ended jobs had; read from the queue when it is first wanted."""
+    """What the ended jobs had, and leases outside the queue; read from the queue when it is first wanted."""
     if engine.past is None:
         engine.past = PastUsage(engine.config.half_life)
         now, wall = clock.ticks(), time.time()
@@ -89,18 +96,25 @@ def _past_usage(engine: Engine) -> PastUsage:
         for uid, ended, gpu_seconds in usage.forgotten(engine.reader, wall - 10 * engine.config.half_life, wall):
             at = now - max(0.0, wall - ended)
             engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
+        for uid, ended, gpu_seconds in usage.outside(engine.reader, wall - 10 * engine.config.half_life, wall):
+            at = now - max(0.0, wall - ended)
+            engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
+        for spell in engine.outside.unwritten:
+            at = now - max(0.0, wall - spell.ended)
+            engine.past.add(*engine.callers.quota_of(spell.uid), spell.count, at - (spell.ended - spell.began), at)
     return engine.past
 
 
 def count_usage(engine: Engine, entry: LiveJob) -> None:
     """What an attempt that is over had of its GPUs."""
     if engine.past is not None and entry.job.devices and entry.since:
-        engine.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, clock.ticks())
+        count = len(entry.job.devices) * sharing.part_of(engine, entry)
+        engine.past.add(entry.job.user, entry.live.quota_groups, count, entry.since, clock.ticks())
 
 
 def others(engine: Engine) -> list[RunningJob]:
     """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
-    return [_of_nobody(engine, *lease) for lease in _elsewhere(engine)]
+    return [_of_nobody(engine, *lease) for lease in elsewhere(engine)]
 
 
 def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
@@ -108,9 +122,26 @@ def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
     return RunningJob(0, user, frozenset({uuid}), groups, share=share)
 
 
-def _elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
-    """Of each of these leases the GPU, whose it is, and the MiB of it, 0 for all."""
-    ours = {gpu for entry in engine.active.values() for gpu in entry.job.devices}
-    shares = engine.gpus.shares_of_others(sharing.leased(engine)) if engine.config.share != "no" else ()
-    whole = engine.gpus.leased_by_others(ours.union(share.uuid for share in shares))
+def elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
+    """Of each lease that is not the queue's, as of the last look, the GPU, whose it is, and the MiB of it, 0 for all."""
+    shares = engine.gpus.shares_of_others if _shares(engine) else ()
+    whole = engine.gpus.leased_by_others(_devices(engine))
     return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]
+
+
+def ours(engine: Engine) -> tuple[set[str], set[tuple[str, int, str]] | None]:
+    """As ``HostGpus.ours``."""
+    return _devices(engine), sharing.leased(engine) if _shares(engine) else None
+
+
+def others_may_have_some(engine: Engine) -> bool:
+    return _shares(engine) or len(_devices(engine)) < len(engine.gpus.uuids)
+
+
+def _shares(engine: Engine) -> bool:
+    return engine.config.share != "no"
+
+
+def _devices(engine: Engine) -> set[str]:
+    """The GPUs that our jobs have."""
+    return {gpu for entry in engine.active.values() for gpu in entry.job.devices}

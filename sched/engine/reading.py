@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dockless.base import paths
 from dockless.base.settings import check_possible, load, unknown_names
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput
 from dockless.sched import config
 from dockless.sched.engine.faults import say
@@ -12,6 +14,9 @@ from dockless.sched.store import usage
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
+
+_NAMED = ("quota.users", "quota.groups", "groups", "reservations")
+"""Settings of which each has a name."""
 
 
 def settings() -> config.Config:
@@ -24,17 +29,33 @@ def settings() -> config.Config:
     return found
 
 
-async def reload(engine: Engine) -> None:
-    """The engine goes on with what the file says now, and with the GPUs that there are. ``BadInput``: with the settings that it had."""
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys of the settings that differ, of quotas, groups and reservations each by its name."""
+    found = []
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if key in _NAMED and isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += [f"{key}.{name}" for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+        elif before != after:
+            found.append(key)
+    return found
+
+
+async def reload(engine: Engine) -> list[str]:
+    """The engine goes on with what the file says now, and with the GPUs that there are; the keys of the settings that are others.
+    ``BadInput``: with the settings that it had."""
     await engine.gpus.list_again()
     try:
         found = settings()
         engine.gpus.hand_out(found.devices)
         engine.configure(found)
+        said = load()
+        keys, engine.said = changed(engine.said, said), said
     except BadInput as error:
         say(f"settings not changed: {error}")
         raise
     finally:
         models = {unit.uuid: unit.model for unit in engine.gpus.everything}
         engine.spawn(engine.write_surely(lambda db: usage.know(db, models)))
-    say("settings read again")
+    say(f"settings read again: {', '.join(keys)}" if keys else "settings read again")
+    return keys

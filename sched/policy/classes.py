@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dockless.base.units import exact_size
+from dockless.base.units import exact_size, parse_size
 
 _MEMORY = "memory="
 
@@ -20,6 +20,11 @@ def request(gpu_class: str) -> str:
 def model(gpu_class: str) -> str:
     """Without the memory."""
     return gpu_class.partition(_MEMORY)[0].rstrip(",")
+
+
+def memory(gpu_class: str) -> int:
+    """Bytes that each of them has at least, 0 for any."""
+    return parse_size(gpu_class.partition(_MEMORY)[2] or "0", "memory of a GPU")
 
 
 def in_words(gpu_class: str) -> str:

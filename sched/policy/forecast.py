@@ -7,7 +7,8 @@ reservation has a moment that holds in any case (``Reason.starts_at``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -17,40 +18,58 @@ from dockless.sched.policy.policy import decide
 from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
-STARTS = 200
+STARTS = 500
 """Starts that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """``starts``: of each job that starts, the moment on the clock of ``decide``. ``whole``: nothing else starts as long as those run that
-    have no time limit, the ``endless``; else the rest was not looked at."""
+    have no time limit, the ``endless``; else the rest was not looked at, which starts no earlier than ``until``, None where nothing was."""
 
     starts: Mapping[int, float] = field(default_factory=dict)
     endless: tuple[RunningJob, ...] = ()
     whole: bool = False
+    until: float | None = None
 
 
-def forecast(state: QueueState, now: float, past: PastUsage | None, goes_on: Callable[[], bool]) -> Forecast:
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Jobs that come later: one of ``following`` for each job of ``inside`` that ends, and so on. ``all``: no others follow them."""
+
+    inside: Collection[int]
+    following: Sequence[WaitingJob]
+    all: bool = True
+
+
+def forecast(
+    state: QueueState,
+    now: float,
+    past: PastUsage | None,
+    goes_on: Callable[[], bool],
+    arrays: Sequence[Array] = (),
+    job: int = 0,
+    before: float = math.inf,
+) -> Forecast:
     """``state.waiting``: a ``WaitingList`` of its own, which is changed; so is ``past``, what jobs have had, where the order is fair.
-    ``goes_on``: asked before each decision.
+    ``goes_on``: asked before each decision. ``job``: it ends, too, where that one has started, or does not start ``before`` that moment.
 
     Of reserved hours only the next are known, so it ends with the first of them. A job that runs now and is told to give back its GPUs does
     not come back."""
-    future = _Future(state, past)
-    known = min((window.ends for window in state.windows), default=math.inf)
-    while len(future.starts) < STARTS and now < known and goes_on():
+    future = _Future(state, past, arrays)
+    end = min((before, *(window.ends for window in state.windows)))
+    while len(future.starts) < STARTS and now < end and not future.cut and job not in future.starts and goes_on():
         now = max(now, future.decide(now))
         if now == math.inf:
             return Forecast(future.starts, future.endless, whole=True)
         future.end_until(now)
-    return Forecast(future.starts, future.endless)
+    return Forecast(future.starts, future.endless, until=now)
 
 
 class _Future:
-    """``running``: by numbers of its own, as what is leased outside the queue has none."""
+    """``running``: by numbers of its own, as what is leased outside the queue has none. ``cut``: a job would come that is not known."""
 
-    def __init__(self, state: QueueState, past: PastUsage | None) -> None:
+    def __init__(self, state: QueueState, past: PastUsage | None, arrays: Sequence[Array]) -> None:
         assert isinstance(state.waiting, WaitingList)
         self.state, self.past, self.waiting = state, past, state.waiting
         self.by_id = {job.id: job for line in state.waiting.lines.values() for row in line.rows.values() for job in row}
@@ -59,6 +78,11 @@ class _Future:
         self.numbers = count(len(self.running))
         self.ends = [(job.ends, number) for number, job in self.running.items() if job.ends is not None]
         heapify(self.ends)
+        self.cut = False
+        self.arrays: dict[int, tuple[deque[WaitingJob], bool]] = {}  # of each job of one that runs or waits
+        self.later = sum(len(array.following) for array in arrays)
+        for array in arrays:
+            self.arrays |= dict.fromkeys(array.inside, (deque(array.following), array.all))
 
     @property
     def endless(self) -> tuple[RunningJob, ...]:
@@ -77,7 +101,7 @@ class _Future:
                 until = now + self.state.preemption.grace
                 self._runs(number, replace(job, stopping=True, ends=min(until, job.ends or until)))
         soonest = self.ends[0][0] if self.ends else math.inf
-        return min(soonest, decision.again or math.inf) if self.waiting else math.inf
+        return min(soonest, decision.again or math.inf) if self.waiting or self.later else math.inf
 
     def end_until(self, now: float) -> None:
         while self.ends and self.ends[0][0] <= now:
@@ -90,6 +114,20 @@ class _Future:
             waits = self.by_id.get(job.id)
             if job.stopping and waits is not None and (not waits.time_limit or now < job.since + waits.time_limit):
                 self.waiting.add(waits)
+            elif job.id in self.arrays:
+                self._follow(job.id)
+
+    def _follow(self, number: int) -> None:
+        """It has ended, and the next of its array comes."""
+        following, every = self.arrays[number]
+        if following:
+            job = following.popleft()
+            self.later -= 1
+            self.by_id[job.id] = job
+            self.arrays[job.id] = following, every
+            self.waiting.add(job)
+        else:
+            self.cut = self.cut or not every
 
     def _start(self, job: WaitingJob, gpus: tuple[str, ...], now: float) -> None:
         self.waiting.remove(job)

@@ -21,7 +21,7 @@ class PastUsage:
         self._had: dict[str, float] = defaultdict(float)
         self._at = 0.0
 
-    def add(self, user: str, groups: Sequence[str], gpus: int, began: float, ended: float) -> None:
+    def add(self, user: str, groups: Sequence[str], gpus: float, began: float, ended: float) -> None:
         """A job that had so many GPUs between two moments, of which the second may be in the past."""
         now = max(self._at, ended)
         self._had = defaultdict(float, self._decayed(now))
@@ -33,7 +33,8 @@ class PastUsage:
         """With what runs, of which each job counts for ``ENTRY`` seconds at least."""
         found = defaultdict(float, self._decayed(now))
         for job in running:
-            worth = max(self._worth(len(job.gpus), job.since, now, now), len(job.gpus) * ENTRY)
+            count = len(job.gpus) * job.part
+            worth = max(self._worth(count, job.since, now, now), count * ENTRY)
             for pool in _pools(job.user, job.groups) if job.gpus and job.id else ():
                 found[pool] += worth
         return found
@@ -42,7 +43,7 @@ class PastUsage:
         left = 0.5 ** ((now - self._at) / self.half_life)
         return {pool: had * left for pool, had in self._had.items()}
 
-    def _worth(self, gpus: int, began: float, ended: float, now: float) -> float:
+    def _worth(self, gpus: float, began: float, ended: float, now: float) -> float:
         old, new = (0.5 ** ((now - moment) / self.half_life) for moment in (min(began, ended), ended))
         return float(gpus * (new - old) * self.half_life / math.log(2))
 

@@ -119,7 +119,7 @@ class Places:
             width[kind.user] += (through - above) * kind.width
             older[kind.user] += until - above
             own += until * kind.width if kind.user == job.user else 0
-        before = higher + older.pop(job.user)
+        before = higher + older.pop(job.user, 0)  # it may be one that is kept aside
         for user, jobs in equal.items():
             if user == job.user or not jobs:
                 continue

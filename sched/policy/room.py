@@ -239,7 +239,17 @@ class Room(Pools):
             return tuple(free[: job.gpus])
         others = [gpus for gpus in self.guaranteed if not goal <= gpus]
         spare = [gpu for gpu in free if not any(gpu in gpus for gpus in others)] if others else free
-        return self.pack(job.gpus, spare if len(spare) >= job.gpus else free)
+        free = spare if len(spare) >= job.gpus else free
+        return self.pack(job.gpus, self.with_cores(job, free) if job.cores and self.state.nodes else free)
+
+    def with_cores(self, job: WaitingJob, free: Sequence[str]) -> Sequence[str]:
+        """First those of the nodes that have as many cores left as it asks for, which is what decides among sets that are packed alike."""
+        crowded: set[str] = set()
+        for node in self.state.nodes:
+            given = sum(other.cores * len(node.gpus & other.gpus) / len(other.gpus) for other in self.running if other.gpus and other.cores)
+            if node.cores - given < job.cores:
+                crowded |= node.gpus
+        return sorted(free, key=crowded.__contains__)
 
     def pack(self, count: int, whole: Sequence[str]) -> tuple[str, ...]:
         links = self.state.links

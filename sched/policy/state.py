@@ -22,7 +22,7 @@ CLASS = "class "
 class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
     ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own.
-    ``cores``, ``memory``, ``width``: as in ``WaitingJob``."""
+    ``cores``, ``memory``, ``width``: as in ``WaitingJob``. ``part``: of each of its GPUs, by which a fair order counts."""
 
     id: int
     user: str
@@ -35,6 +35,7 @@ class RunningJob:
     cores: int = 0
     memory: int = 0
     width: int = 1
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryNode:
+    """A memory node (NUMA): the GPUs that are at it, and its processors, in thousandths of a core."""
+
+    gpus: frozenset[str]
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
     decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
@@ -81,7 +90,7 @@ class QueueState:
     ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
     ``shareable``: the MiB of each GPU that those who share it have together, empty where GPUs are not shared; ``company``: who shares a
     GPU: jobs of one ``user``, or of ``all``. ``supplies``: ``CORES`` and ``MEMORY``, each of them only where it is counted.
-    ``windows``: the reserved hours that are next."""
+    ``windows``: the reserved hours that are next. ``nodes``: where jobs are kept to the processors near their GPUs, the nodes of these."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -99,20 +108,22 @@ class QueueState:
     company: str = "user"
     supplies: Mapping[str, Supply] = field(default_factory=dict)
     windows: Sequence[Window] = ()
+    nodes: Sequence[MemoryNode] = ()
 
 
 def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:
     """What it takes of one of the ``supplies``, at most. Who shares a GPU has as much of its part as of its memory; a slice has none."""
     supply, asked = state.supplies[pool], job.cores if pool == CORES else job.memory
     if not job.gpus:
-        return asked or supply.per_job
+        return supply.counts(asked, has_gpus=False)
     if isinstance(job, RunningJob):
         whole = len(job.gpus - state.slices)
     elif job.devices:
         whole = len(job.devices - state.slices)
     else:
         whole = 0 if job.gpu_class and not state.slices.isdisjoint(state.classes.get(job.gpu_class, ())) else job.gpus
-    return max(0, asked - supply.own(whole, job.share, state.shareable.values()))
+    own = supply.own(whole, job.share, state.shareable.values())
+    return supply.counts(asked, has_gpus=True, own=own) - own
 
 
 @dataclass(frozen=True, slots=True)

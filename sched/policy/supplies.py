@@ -33,6 +33,11 @@ class Supply:
         whole = self.per_gpu * gpus
         return whole * share // max(shareable, default=share) if share else whole
 
+    def counts(self, asked: int, *, has_gpus: bool, own: int = 0) -> int:
+        """What a job counts for that asks so much, 0 where it does not say. ``own``: the parts of its GPUs, which go with them, used or
+        not."""
+        return max(asked, own) if has_gpus else asked or self.per_job
+
 
 def amount(pool: str, value: int) -> str:
     """``1.5 cores``, ``64 GiB of memory``."""

@@ -1,15 +1,28 @@
-"""What a waiting job could ask for instead, and start now: asked of ``decide`` itself, so it is never a guess."""
+"""What a waiting job could ask for instead, and start now or earlier: asked of ``decide`` itself, so it is never a guess."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Any
+from dockless.sched.policy.forecast import Array, Forecast, forecast
+from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.state import QueueState
 from dockless.sched.policy.supplies import CORES, MEMORY
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 _CORE, _GIB, _SMALL = 1000, 1 << 30, 64 << 20
+
+MARGIN = 0.75
+"""What starts earlier is said if it starts before this part of the wait is over."""
+LEAST = 60.0
+"""And so many seconds earlier."""
+LIMITS = 86400.0, 3600.0
+"""Time limits that are tried for a job without one, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,64 @@ def sooner(state: QueueState, job: WaitingJob, now: float) -> Sooner:
         _less(state, job, CORES, _CORE, now) if CORES in state.supplies else None,
         _less(state, job, MEMORY, _GIB if job.memory > 2 * _GIB else _SMALL, now) if MEMORY in state.supplies else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """``what`` it could ask for ``instead``, one thing alone: ``any`` GPUs, of another ``class``, less of the ``share``, fewer ``gpus``, a
+    shorter ``limit``; ``starts``: when it starts then, as in ``Forecast``."""
+
+    what: str
+    instead: WaitingJob
+    starts: float
+
+
+def earlier(
+    state: QueueState,
+    job: WaitingJob,
+    now: float,
+    past: PastUsage | None,
+    goes_on: Callable[[], bool],
+    arrays: Sequence[Array],
+    found: Forecast,
+    others: Mapping[str, tuple[str, ...]],
+) -> list[Earlier]:
+    """What would let one of ``state.waiting`` start earlier than ``found`` says: fewer GPUs, GPUs of a class of ``others``, any GPUs, less
+    memory of one, a shorter time limit; of each kind the best, the earliest first. Each of at most eight is a forecast of its own, which
+    ends when the job has started, when it is not worth saying any more, or as ``goes_on`` says."""
+    assert isinstance(state.waiting, WaitingList)
+    starts = found.starts.get(job.id)
+    wait = math.inf if starts is None else starts - now
+    before = now + min(wait * MARGIN, wait - LEAST)
+    best: dict[str, Earlier] = {}
+    for what, instead in _changes(state, job, others) if before > now else ():
+        if not goes_on():
+            break
+        waiting = WaitingList()
+        waiting.add_copies(state.waiting.lines.items())
+        waiting.remove(job)
+        waiting.add(instead)
+        tried = replace(state, waiting=waiting, classes={**others, **state.classes})
+        at = forecast(tried, now, copy.copy(past), goes_on, arrays, job.id, before).starts.get(job.id, math.inf)
+        if at < before and (what not in best or at < best[what].starts):
+            best[what] = Earlier(what, instead, at)
+    return sorted(best.values(), key=lambda one: one.starts)
+
+
+def _changes(state: QueueState, job: WaitingJob, others: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, WaitingJob]]:
+    """The less it changes the earlier it comes."""
+    if job.devices and not job.devices & state.slices:
+        yield "any", replace(job, devices=frozenset())
+    for name in [name for name, gpus in others.items() if len(gpus) >= job.gpus][:2]:
+        yield "class", replace(job, gpu_class=name)
+    if job.share > 1:
+        yield "share", replace(job, share=job.share // 2)
+    for limit in (job.time_limit / 2, job.time_limit / 4) if job.time_limit else LIMITS:
+        limit -= limit % (60 if limit > 90 else 1)
+        if limit >= 1:
+            yield "limit", replace(job, time_limit=limit)
+    for gpus in sorted({job.gpus // 2, 1} - {0, job.gpus}, reverse=True) if job.gpus > 1 and not job.devices else ():
+        yield "gpus", replace(job, gpus=gpus)
 
 
 def _less(state: QueueState, job: WaitingJob, what: str, step: int, now: float) -> int | None:

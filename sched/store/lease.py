@@ -18,13 +18,15 @@ _SHARE = "/share/"
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``gpus``: UUIDs; ``since``: seconds since the epoch; ``shared``: it has a share of its one GPU."""
+    """``gpus``: UUIDs; ``since``: seconds since the epoch; ``shared``: it has a share of its one GPU; ``part``: how much of each GPU counts
+    as used by it, which the table of leases does not keep."""
 
     job: int
     attempt: int
     gpus: tuple[str, ...]
     since: float
     shared: bool = False
+    part: float = 1.0
 
     @property
     def keys(self) -> tuple[str, ...]:

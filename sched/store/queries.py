@@ -56,6 +56,24 @@ def shutdown(db: sqlite3.Connection) -> float:
     return float(found[0]) if found else 0.0
 
 
+def events(db: sqlite3.Connection, job: int, most: int) -> list[tuple[float, str, int, str]]:
+    """The newest so many events of a job, in their order: when, what, of which attempt, and more about it. The submit is in the job's row,
+    for an array has it once; so is how the job ended."""
+    rows = db.execute(
+        "SELECT at, event, attempt, detail FROM events WHERE job=? AND event<>'submit' ORDER BY seq DESC LIMIT ?", (job, most)
+    ).fetchall()
+    of = db.execute("SELECT submitted, state, ended, attempt, reason, options FROM jobs WHERE id=?", (job,)).fetchone()
+    found = [(float(at), str(what), int(attempt), str(detail)) for at, what, attempt, detail in reversed(rows)]
+    if of is None:
+        return found
+    submitted, state, ended, attempts, reason, options = of
+    words = {what for _, what, _, _ in found}
+    held = "hold" not in words and ("release" in words or read_options(json.loads(options)).held)
+    # That of a job without an attempt is in the log.
+    end = [(float(ended), str(state).lower(), 0, str(reason))] if ended and attempts else []
+    return [(float(submitted), "submit", 0, "held" if held else ""), *found, *end][-most:]
+
+
 def gpu_errors(db: sqlite3.Connection, job: int) -> dict[int, tuple[str, ...]]:
     """Those of each attempt of a job, in their order."""
     found: dict[int, tuple[str, ...]] = {}
@@ -230,7 +248,8 @@ def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict
 def gpu_time(db: sqlite3.Connection, after: float) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
     """Of the attempts that ended after that moment: user, groups with a quota, when the last of an hour ended, and their GPU-seconds."""
     rows = db.execute(
-        "SELECT user, quota_groups, MAX(a.ended), SUM(gpu_count * (a.ended - a.started)) FROM attempts a JOIN jobs ON jobs.id = a.job"
+        "SELECT user, quota_groups, MAX(a.ended), SUM(gpu_count * part * (a.ended - a.started))"
+        " FROM attempts a JOIN jobs ON jobs.id = a.job"
         " WHERE a.ended > ? AND gpu_count > 0 GROUP BY user, quota_groups, CAST(a.ended / 3600 AS INTEGER)",
         (after,),
     )

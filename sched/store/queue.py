@@ -98,8 +98,8 @@ def begin_attempt(db: sqlite3.Connection, lease: Lease, sandbox: str, boot: str,
     _move(db, lease.job, State.PENDING, State.STARTING, "", attempt=lease.attempt, started=lease.since, devices=json.dumps(lease.gpus))
     leases.take(db, lease)
     db.execute(
-        "INSERT INTO attempts(job, number, state, sandbox, gpus, boot, started, ticks) VALUES(?,?,'STARTING',?,?,?,?,?)",
-        (lease.job, lease.attempt, sandbox, json.dumps(lease.gpus), boot, lease.since, ticks),
+        "INSERT INTO attempts(job, number, state, sandbox, gpus, boot, started, ticks, part) VALUES(?,?,'STARTING',?,?,?,?,?,?)",
+        (lease.job, lease.attempt, sandbox, json.dumps(lease.gpus), boot, lease.since, ticks, lease.part),
     )
     event(db, lease.since, lease.job, lease.attempt, "start", " ".join(lease.gpus))
 

@@ -38,13 +38,14 @@ SCHEMA = (
     """CREATE TABLE attempts(
         job INTEGER NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL, sandbox TEXT NOT NULL, gpus TEXT NOT NULL, boot TEXT NOT NULL,
         started REAL NOT NULL, ticks REAL NOT NULL, ended REAL NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '', exit TEXT,
-        PRIMARY KEY(job, number)) WITHOUT ROWID""",
+        part REAL NOT NULL DEFAULT 1, PRIMARY KEY(job, number)) WITHOUT ROWID""",
     "CREATE UNIQUE INDEX one_live_attempt ON attempts(job) WHERE state IN ('STARTING','RUNNING')",
     leases.SCHEMA,
     """CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
         event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
     *SINCE_2,
     *usage.SCHEMA,
+    *usage.SINCE_0_1,
 )
 LIVE = "state IN ('PENDING','STARTING','RUNNING')"
 """As the index has it, which SQLite uses where it finds these very words."""
@@ -69,6 +70,8 @@ def open_queue(path: Path) -> sqlite3.Connection:
             db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
             db.execute(f"PRAGMA user_version={VERSION}")
             db.execute("COMMIT")
+        if 0 < have <= VERSION:
+            _complete(db)
         if have == 1:
             _upgrade_1(db)
         if have in (1, 2):
@@ -82,6 +85,14 @@ def open_queue(path: Path) -> sqlite3.Connection:
             hint="run the newer dockless that wrote it",
         )
     return db
+
+
+def _complete(db: sqlite3.Connection) -> None:
+    """What was added in a way that an older daemon passes over. Attempts of before have had all of their GPUs."""
+    for statement in usage.SINCE_0_1:
+        db.execute(statement)
+    if "part" not in [column[1] for column in db.execute("PRAGMA table_info(attempts)")]:
+        db.execute("ALTER TABLE attempts ADD COLUMN part REAL NOT NULL DEFAULT 1")
 
 
 def _upgrade_1(db: sqlite3.Connection) -> None:

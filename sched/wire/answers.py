@@ -12,6 +12,7 @@ from functools import lru_cache
 from dockless.base.dataclass import replace
 from dockless.base.records import plain
 from dockless.base.typing import Any
+from dockless.base.units import format_size
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched import clock
 from dockless.sched.callers import Caller
@@ -25,15 +26,21 @@ from dockless.sched.engine.waiting.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
+from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
-from dockless.sched.policy.whatif import Sooner
+from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
+from dockless.sched.wire import kept
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
-from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
+MAX_EVENTS = 1000
+"""Of one job, in an answer."""
+CHANGES = 3
+"""Things that a job could ask for instead which are said."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -73,6 +80,11 @@ class Answers:
         entry = self.engine.entries.get(number)
         return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
 
+    def events(self, caller: Caller, number: int) -> list[JobEvent]:
+        """What happened to a job, the newest ``MAX_EVENTS``. Raises UnknownJob, NotPermitted."""
+        self.own(caller, number)
+        return [JobEvent(*one) for one in queries.events(self.engine.reader, number, MAX_EVENTS)]
+
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
@@ -85,8 +97,11 @@ class Answers:
         """``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
         engine = self.engine
         job = self.own(caller, number)
-        entry, seen = engine.entries.get(number), None
-        if entry is not None and job.state is State.PENDING and entry.first.job.id not in engine.aside.kept:
+        entry, seen, foretold = engine.entries.get(number), None, Forecast()
+        if entry is not None and job.state is State.PENDING and entry.first.job.id in engine.aside.kept:
+            foretold = await self.foretold(turn)
+            job = self.own(caller, number)
+        elif entry is not None and job.state is State.PENDING:
             waiting = entry.first.waiting
             asks = waiting.gpus or waiting.cores or waiting.memory
             seen = await self.outlook.of(waiting, bool(asks and entry.gang is None and self._held(waiting)), turn)
@@ -95,7 +110,9 @@ class Answers:
             errors = queries.gpu_errors(engine.reader, number).get(job.attempt, ())
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         waiting = entry.first.waiting
-        if entry.first.job.id in engine.aside.kept or seen is None:
+        if waiting.id in engine.aside.kept and job.reason == engine.aside.why(entry.first.job):
+            return kept.why(engine, entry.first, number, foretold, self.outlook.places())
+        if waiting.id in engine.aside.kept or seen is None:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         found = Why(
             *(number, str(job.state), job.reason, seen.place, seen.waiting),
@@ -104,15 +121,21 @@ class Answers:
         if engine.decision is None or not self._held(waiting):
             return found
         reason, now = engine.decision.reason(waiting), clock.ticks()
-        latest = reason.latest and seen.place == 1
+        overtaken = seen.starts is not None and reason.starts_at is not None and seen.starts > reason.starts_at + 1  # by those of an array
+        latest = reason.latest and seen.place == 1 and not overtaken
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
+        sooner = tuple(_words(seen.sooner, job))
+        now_with = {"gpus": seen.sooner.gpus, "any": seen.sooner.any_gpus, "limit": seen.sooner.time_limit}
+        later = starts_at is None and not seen.whole and seen.until is not None
         return replace(
             found,
             starts_in=None if starts_at is None else max(0.0, starts_at - now),
-            sooner=tuple(_words(seen.sooner, job)),
+            sooner=sooner,
+            earlier=tuple(_instead(one, job, now) for one in seen.earlier if not now_with.get(one.what))[: max(0, CHANGES - len(sooner))],
             rule=reason.code,
             at_latest=latest,
             endless=seen.endless if starts_at is None else (),
+            starts_after=max(0.0, seen.until - now) if later and seen.until is not None else None,
         )
 
     def _held(self, job: WaitingJob) -> bool:
@@ -120,19 +143,33 @@ class Answers:
         engine = self.engine
         return not engine.outage.text and HOST not in engine.drained and engine.decision is not None and engine.decision.held(job)
 
-    async def starts(self, numbers: Sequence[int], turn: Callable[[], Awaitable[None]]) -> dict[int, float]:
-        """In how many seconds some of those that wait start, as ``why`` says it; those of which nobody can say are left out. ``turn``:
-        awaited between pieces of work."""
-        seen = {number: job for number in numbers if (job := self.engine.entries.seen(number)) is not None and self._held(job)}
-        found = await self.outlook.starts(turn) if seen and not self.engine.closing else Forecast()
-        starts, now, decision = dict[int, float](), clock.ticks(), self.engine.decision
-        for number, job in seen.items():
-            if decision is None or job not in self.engine.waiting:
-                continue  # the settings are new; it may not start yet, or does meanwhile
-            at = _starts_at(decision.reason(job), found.starts.get(job.id), found.whole)
-            if at is not None:
+    async def foretold(self, turn: Callable[[], Awaitable[None]]) -> Forecast:
+        """Of all that wait; of nobody while nothing is started. ``turn``: awaited between pieces of work."""
+        engine = self.engine
+        if engine.closing or engine.outage.text or HOST in engine.drained or engine.decision is None:
+            return Forecast()
+        return await self.outlook.starts(turn)
+
+    def starts(self, numbers: Sequence[int], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
+        """In how many seconds some of those that wait start, as ``why`` says it, and of which others no more is foretold than that they
+        start no earlier than in so many; those of which nobody can say are left out."""
+        engine, now, decision = self.engine, clock.ticks(), self.engine.decision
+        starts, after = dict[int, float](), dict[int, float]()
+        for number in numbers if decision is not None else ():
+            job = engine.entries.seen(number)
+            if decision is None or job is None:
+                continue
+            if job.id in engine.aside.kept:
+                at = found.starts.get(job.id)
+                foretold = engine.aside.follows(job.id)
+            else:
+                foretold = job in engine.waiting and self._held(job)  # else it may not start yet by settings that are new, or does now
+                at = _starts_at(decision.reason(job, now), found.starts.get(job.id), found.whole) if foretold else None
+            if foretold and at is not None:
                 starts[number] = max(0.0, at - now)
-        return starts
+            elif foretold and not found.whole and found.until is not None:
+                after[number] = max(0.0, found.until - now)
+        return starts, after
 
     def reasons(self) -> Callable[[Job], str]:
         """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""
@@ -296,7 +333,7 @@ class Answers:
                 )
 
     def quotas(self) -> list[QuotaInfo]:
-        """Of each user with a quota or a job, then of each group with a quota."""
+        """The default, where the settings have one; of each user with a quota or a job, then of each group with a quota."""
         quotas = self.engine.config.quotas
         counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for name in quotas.users:
@@ -317,6 +354,9 @@ class Answers:
         for name in quotas.groups:
             counts["group", name]
         found = []
+        if quotas.default != Quota():
+            classes = tuple(ClassInfo(of, 0, **plain(said)) for of, said in quotas.default.classes.items())
+            found.append(QuotaInfo("default", "", **{**plain(quotas.default), "classes": classes}))
         for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
             if kind == "user" or name in quotas.groups:
                 quota, used = quotas.of(kind, name), held[kind, name]
@@ -333,11 +373,38 @@ def _starts_at(reason: Reason, foretold: float | None, whole: bool) -> float | N
 
 def _words(found: Sooner, job: Job) -> Iterator[str]:
     if found.gpus is not None:
-        yield f"with {found.gpus} GPU{'' if found.gpus == 1 else 's'} instead of {job.gpu_count}"
+        yield _fewer(found.gpus, job)
     if found.any_gpus:
-        yield f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"
+        yield _any(job)
     for pool, less, asked in ((CORES, found.cores, job.options.millicores), (MEMORY, found.memory, job.options.memory)):
         if less is not None:
             yield f"with {amount(pool, less)} instead of {bare(pool, asked)}"
     if found.time_limit is not None:
         yield f"with a time limit of {duration(found.time_limit)} or less"
+
+
+def _instead(found: Earlier, job: Job, now: float) -> str:
+    wait, asks = found.starts - now, found.instead
+    if found.what == "any":
+        words = _any(job)
+    elif found.what == "gpus":
+        words = _fewer(asks.gpus, job)
+    elif found.what == "class":
+        words = f"with {_count(asks.gpus)} of model {asks.gpu_class}"
+    elif found.what == "share":
+        words = f"with {format_size(asks.share << 20)} of a GPU instead of {format_size(job.options.gpu_share << 20)}"
+    else:
+        words = f"with a time limit of {duration(asks.time_limit)}"
+    return f"at once {words}" if wait < 1 else f"in about {duration(wait)} {words}"
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}"
+
+
+def _fewer(gpus: int, job: Job) -> str:
+    return f"with {_count(gpus)} instead of {job.gpu_count}"
+
+
+def _any(job: Job) -> str:
+    return f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"

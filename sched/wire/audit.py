@@ -1,14 +1,16 @@
-"""Who asked the daemon for what: a line for each request that changes something, in ``audit.log`` beside the queue.
+"""Who asked the daemon for what: a line for each request that changes something, or reads another user's output or specification, in
+``audit.log`` beside the queue.
 
 ::
 
     2026-11-23T18:10:04Z uid=1000 user=anna op=submit jobs=17,18,19 ok
     2026-11-23T18:10:09Z uid=1001 user=ben op=cancel jobs=17 not_permitted
+    2026-11-23T18:11:30Z uid=0 user=root op=reload changed=quota.users.anna ok
 
-Numbers, names of accounts and our own words only: nothing of a job's command, environment or files. Root's file can be read by members of
-the group ``adm``, as the host's other logs. It is renamed to ``audit.log.1`` when it is full, so there are ``2 * SIZE`` bytes at most; and
-nobody can push out what others did, for each user has so many lines in a while, and of what is beyond only the number is kept:
-``unwritten=4211`` in the next line.
+Numbers, names of accounts, keys of settings and our own words only: nothing of a job's command, environment or files. Root's file can be
+read by members of the group ``adm``, as the host's other logs. It is renamed to ``audit.log.1`` when it is full, so there are ``2 * SIZE``
+bytes at most; and nobody can push out what others did, for each user has so many lines in a while, and of what is beyond only the number
+is kept: ``unwritten=4211`` in the next line.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any
 from dockless.sched.callers import Caller
 
-READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "quotas", "top", "usage", "logs", "spec"))
-"""What changes nothing, and is not written down."""
+READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "quotas", "exceeded", "top", "usage", "logs", "spec", "part", "events"))
+"""What changes nothing, and is not written down, except of another's job what its output and its specification are read by."""
 SIZE = 8 << 20
 _NAMED = 20
-"""Numbers of jobs that one line names."""
+"""Numbers of jobs, or keys of settings, that one line names."""
 BURST, EVERY = 1000, 5.0
 """Lines of a user at once; seconds until she has another."""
 
@@ -40,10 +42,10 @@ class Audit:
         self.path = directory / "audit.log"
         self._spent: dict[int, tuple[float, float, int]] = {}  # by user id: lines at that moment, and how many were not written
 
-    def note(self, caller: Caller, request: Mapping[str, Any], answer: Mapping[str, Any], outcome: str = "ok") -> None:
-        """``outcome``: the code of an error."""
+    def note(self, caller: Caller, request: Mapping[str, Any], answer: Mapping[str, Any], outcome: str = "ok", *, owner: int = -1) -> None:
+        """``outcome``: the code of an error. ``owner``: the user id of whose job is read, where one is."""
         op = request.get("op")
-        if not isinstance(op, str) or not op.isidentifier() or op in READING:
+        if not isinstance(op, str) or not op.isidentifier() or (op in READING and owner in (-1, caller.uid)):
             return
         unwritten = self._unwritten(caller.uid)
         if unwritten is None:
@@ -52,6 +54,8 @@ class Audit:
         new = sorted({*answer.get("new", ())} - {*jobs})  # submitted again
         words = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"uid={caller.uid}", f"user={escaped(caller.user)}", f"op={op[:40]}"]
         words += [f"{name}={_listed(numbers)}" for name, numbers in (("jobs", jobs), ("new", new)) if numbers]
+        if keys := [escaped(key).replace(" ", "_") for key in answer.get("changed", ())]:
+            words.append("changed=" + ",".join(keys[:_NAMED]) + (f",…{len(keys)}" if len(keys) > _NAMED else ""))
         if unwritten:
             words.append(f"unwritten={unwritten}")
         with contextlib.suppress(OSError):

@@ -12,7 +12,9 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from types import TracebackType
 
 from dockless.base import paths
@@ -27,16 +29,18 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, Awaited, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
-    from dockless.sched.used import Used
+    from dockless.sched.used import Exceeded, Used
     from dockless.sched.wire.top import Top
 
 ROOT_SOCKET = paths.SOCKET_OF_ROOT
 _AT_ONCE = 1000
 """Jobs of one request: so many are ended, held or released well within the time that a client waits for an answer."""
+_SLICING = 60.0
+"""Seconds more for an answer that a GPU's driver has to give."""
 _A_MOMENT = Pause(-1, 0.1)
 _RELOADED = 60.0
 """Seconds for the answer to ``reload``: the daemon lists its GPUs again first, and waits 10 s for a driver that hangs."""
@@ -94,12 +98,56 @@ class Client:
         """Queue one job; its id. When this returns, the job is on disk."""
         return self.submit_many([job])[0]
 
-    def submit_many(self, jobs: Iterable[JobSpec]) -> list[int]:
-        """Queue several in one transaction, all or none; their ids in order."""
-        plain = [_plain(job) for job in jobs]
-        if not plain:
+    def submit_many(self, jobs: Iterable[JobSpec], *, progress: Callable[[int, int], None] | None = None) -> list[int]:
+        """Queue several in one transaction, all or none; their ids in order. ``progress``: told how many of how many jobs the daemon has,
+        where they are more than fit into one request. An interrupt (``KeyboardInterrupt``) before they are on disk leaves nothing; its
+        text says what became of them."""
+        specs = tuple(jobs)
+        if not specs:
             return []
-        return [int(i) for i in self._call("submit", jobs=plain)["ids"]]
+        self._anew()
+        parts = protocol.in_parts(protocol.encode(_plain(job))[:-1] for job in specs)
+        begun = list[list[bytes]]()
+        while sum(sum(map(len, part)) for part in begun) <= protocol.MAX_REQUEST and (part := next(parts, None)) is not None:
+            begun.append(part)
+        whole = protocol.submission(chain.from_iterable(begun))
+        if sum(map(len, begun)) == len(specs) and protocol.fits(whole, len(specs)):
+            return [int(i) for i in self._answered("submit", whole)["ids"]]
+        return self._submit_in_parts(chain(begun, parts), len(specs), progress or (lambda sent, of: None))
+
+    def _submit_in_parts(self, parts: Iterable[list[bytes]], count: int, progress: Callable[[int, int], None]) -> list[int]:
+        sent = 0
+        try:
+            for part in parts:
+                kept = self._answered("part", protocol.submission(part, op="part", of=count))["kept"]
+                sent += len(part)
+                if kept != sent:  # this is another connection
+                    raise self._lost(None)
+                progress(sent, count)
+        except BaseException as error:
+            self.close()  # and the daemon forgets them
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt("none of the jobs was queued") from None
+            raise
+        self._send("submit", {"of": count})
+        first = self._committed(self.timeout + count / 1000)
+        return list(range(first, first + count))
+
+    def _committed(self, timeout: float) -> int:
+        """The first of the jobs whose end of parts has been sent."""
+        try:
+            return int(self._receive(timeout)["first"])
+        except KeyboardInterrupt:
+            # Our end is closed, which the daemon sees, and not its: it says what became of them.
+            assert self._socket is not None
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            first = int(self._receive(timeout)["first"])
+        except SchedError:
+            raise KeyboardInterrupt("none of the jobs was queued") from None
+        finally:
+            self.close()
+        raise KeyboardInterrupt(f"it came too late: the jobs are queued, from {first} on") from None
 
     def submit_gang(self, jobs: Iterable[JobSpec]) -> list[int]:
         """Queue jobs that start together, or not at all, each with a ``role``; their ids in order. The first stands for all: what is asked
@@ -150,11 +198,18 @@ class Client:
 
     @checked
     def why(self, job: int) -> Why:
-        """Why a job waits, when it starts, and what would let it start now. Raises UnknownJob, NotPermitted."""
+        """Why a job waits, when it starts, and what would let it start now or earlier. Raises UnknownJob, NotPermitted."""
         found = self._call("why", job=job)["why"]
-        ahead = tuple(Ahead(**{k: v for k, v in one.items() if k in Ahead.__slots__}) for one in found.get("ahead", ()))
-        lists = {"sooner": tuple(found["sooner"]), "ahead": ahead, "endless": tuple(found.get("endless", ()))}
+        lists: dict[str, Any] = {name: tuple(found.get(name, ())) for name in ("sooner", "endless", "earlier")}
+        for name, kind in (("ahead", Ahead), ("awaited", Awaited)):
+            lists[name] = tuple(kind(**{k: v for k, v in one.items() if k in kind.__slots__}) for one in found.get(name, ()))
         return Why(**{k: v for k, v in found.items() if k in Why.__slots__} | lists)
+
+    @checked
+    def events(self, job: int) -> list[JobEvent]:
+        """What happened to a job, the oldest first: submitted, held, started, preempted, ended. At most the newest 1,000. Raises
+        UnknownJob, NotPermitted."""
+        return [read(JobEvent, one, "event", newer=True) for one in self._call("events", job=job)["events"]]
 
     @checked
     def cancel(self, job: int, *, grace: float | None = None) -> Job:
@@ -345,8 +400,14 @@ class Client:
         return [read(Used, one, "used", newer=True) for one in self._call("usage", since=since, until=until, by=by)["used"]]
 
     def quotas(self) -> list[QuotaInfo]:
-        """Of each user with a quota or a job, then of each group with a quota."""
+        """The default, where the settings have one; of each user with a quota or a job, then of each group with a quota."""
         return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
+
+    def exceeded(self, gpus: Sequence[str]) -> list[Exceeded]:
+        """The quotas that these GPUs, by UUID, exceed, which the caller has leased outside the queue."""
+        from dockless.sched.used import Exceeded
+
+        return [read(Exceeded, one, "quota", newer=True) for one in self._call("exceeded", gpus=list(gpus))["exceeded"]]
 
     @checked
     def drain(self, gpus: Sequence[str] = (), *, everything: bool = False, reason: str = "") -> None:
@@ -358,6 +419,22 @@ class Client:
     def undrain(self, gpus: Sequence[str] = (), *, everything: bool = False) -> None:
         """Start jobs there again. Raises NotPermitted, UnknownGpu, BadInput."""
         self._call("undrain", gpus=list(gpus), all=everything)
+
+    @checked
+    def create_slices(self, gpu: int, profiles: Sequence[str]) -> list[str]:
+        """The UUIDs of new MIG slices of a GPU, all of them or none, made by root's daemon for an administrator. Raises NotPermitted,
+        UnknownGpu, BadInput for a profile that it does not have, NotEnoughGpus where there is no room, GpuError."""
+        self._anew()
+        self._send("mig_create", {"gpu": gpu, "profiles": list(profiles)})
+        return [str(uuid) for uuid in self._receive(self.timeout + _SLICING)["created"]]
+
+    @checked
+    def remove_slices(self, slices: Sequence[str]) -> None:
+        """Remove MIG slices, by UUID. Raises NotPermitted, UnknownGpu, NotEnoughGpus for one that is leased, GpuError for one on which
+        something computes."""
+        self._anew()
+        self._send("mig_remove", {"slices": list(slices)})
+        self._receive(self.timeout + _SLICING)
 
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]
@@ -386,6 +463,7 @@ class Client:
         return lost_since
 
     def _call(self, op: str, **fields: Any) -> dict[str, Any]:
+        self._anew()
         self._send(op, fields)
         return self._receive(self.timeout)
 
@@ -395,6 +473,7 @@ class Client:
         return self._socket.fileno()
 
     def _stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any] | Pause]:
+        self._anew()
         self._send(op, fields)
         finished = False
         try:
@@ -407,6 +486,11 @@ class Client:
         finally:
             if not finished:  # the reader went away in the middle: what follows on this connection belongs to nobody
                 self.close()
+
+    def _anew(self) -> None:
+        """On another connection where the daemon has closed this one: it closes silent ones where it needs their places."""
+        if self._socket is not None and not self._buffer and _hung_up(self._socket):
+            self.close()
 
     def _open(self) -> None:
         if self._socket is not None:
@@ -431,7 +515,13 @@ class Client:
         self._socket = connection
 
     def _send(self, op: str, fields: dict[str, Any]) -> None:
-        line = protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}})
+        self._send_line(op, protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}}))
+
+    def _answered(self, op: str, line: bytes) -> dict[str, Any]:
+        self._send_line(op, line)
+        return self._receive(self.timeout)
+
+    def _send_line(self, op: str, line: bytes) -> None:
         if len(line) > protocol.MAX_REQUEST:
             raise BadInput(
                 f"the request has {len(line)} bytes, at most {protocol.MAX_REQUEST} are taken", subject=op, hint="submit in parts"
@@ -476,6 +566,14 @@ class Client:
             subject=str(self.path),
             hint="running jobs go on without it; start it again with `dockless daemon`",
         )
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    """Whether the other end is closed, and nothing is left to be read."""
+    connection.settimeout(0)
+    with suppress(OSError):
+        return not connection.recv(1, socket.MSG_PEEK)
+    return False
 
 
 def _ids(jobs: Iterable[int]) -> tuple[int, ...]:

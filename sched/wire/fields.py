@@ -32,6 +32,13 @@ def seconds(request: dict[str, Any], name: str, most: float) -> float | None:
     return float(value)
 
 
+def words(request: dict[str, Any], name: str, most: int) -> list[str]:
+    value = request.get(name)
+    if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(word, str) for word in value):
+        raise BadInput(f"{name!r} is not a list of 1 to {most} words", subject=name)
+    return value
+
+
 def job_filter(request: dict[str, Any]) -> Filter:
     said = {name: request.get(name) or "" for name in ("user", "group")}
     for name, value in said.items():

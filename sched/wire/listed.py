@@ -14,8 +14,10 @@ from itertools import islice
 
 from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.sched.jobs import EVERY_JOB, Filter, Job, State
+from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.places import InOrder
 from dockless.sched.store import queries, schema
+from dockless.sched.wire import kept
 from dockless.sched.wire.listing import Part
 
 if TYPE_CHECKING:
@@ -27,14 +29,12 @@ PART = 250
 """Jobs of a part."""
 LOOKS = 2_000
 """Numbers that are put in order before somebody else's turn."""
-FORETOLD = 50
-"""Jobs that wait of which it is said when they start."""
 
 
 class Listed:
     """Running jobs, waiting ones in their order, those that may not start yet, and (``ended``) the newest of those that have ended.
     ``limit``: of waiting and of ended ones, 0 for none. ``more``: how many more wait or have ended, when the last part has come. ``turn``:
-    awaited between pieces of work. Of the first of those that wait it is said when they start."""
+    awaited between pieces of work."""
 
     def __init__(self, answers: Answers, wanted: Filter, ended: bool, limit: int, turn: Callable[[], Awaitable[None]]) -> None:
         self.answers = answers
@@ -63,33 +63,35 @@ class Listed:
     async def _waiting(self, numbers: list[int], running: frozenset[int]) -> AsyncGenerator[Part, None]:
         among = await self.engine.reported(self._among) if self.wanted.group or self.wanted.until is not None else None
         order = await self._in_order(numbers, running, among)
-        starts = await self.answers.starts([number for number, _ in order[:FORETOLD]], self.turn)
+        foretold = await self.answers.foretold(self.turn) if order else Forecast()
         for part in _parts(order):
-            yield Part(self._shown([number for number, _ in part]), {number: place for number, place in part if place}, starts)
-            starts = {}
+            numbers = [number for number, _ in part]
+            yield Part(self._shown(numbers), {number: place for number, place in part if place}, *self.answers.starts(numbers, foretold))
             await self.turn()
 
     async def _in_order(self, numbers: list[int], running: frozenset[int], among: Set[int] | None) -> list[tuple[int, int]]:
-        """Those that are wanted and wait, as they are shown, each with its place; 0 of those that may not start yet."""
+        """Those that are wanted and wait, as they are shown, each with its place; 0 of those that may not start yet, but for those
+        of an array that are foretold, too."""
         numbers.sort()
-        entries, kept, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
-        line = InOrder(self.answers.outlook.places())
+        entries, aside, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
+        places = self.answers.outlook.places()
+        line, following = InOrder(places), kept.places(self.engine, places)
         add = line.add
-        aside: list[tuple[int, int]] = []
+        kept_aside: list[tuple[int, int]] = []
         others, count = set[int](), 0
         for start in range(0, len(numbers), LOOKS):
             for number in numbers[start : start + LOOKS]:
                 if number in running or (job := entries.seen(number)) is None:
                     continue
                 wanted = (not user or job.user == user) and (among is None or number in among)
-                if job.id not in kept:
+                if job.id not in aside:
                     add(number, job)
                     if wanted:
                         count += 1
                     else:
                         others.add(number)
                 elif wanted:
-                    aside.append((number, 0))
+                    kept_aside.append((number, following.get(number, (0, 0))[0]))
             await self.turn()
         every, found = iter(line), list[tuple[int, int]]()
         if others:
@@ -97,8 +99,8 @@ class Listed:
         while len(found) < self.limit and (part := [*islice(every, min(LOOKS, self.limit - len(found)))]):
             found += part
             await self.turn()
-        self.more = max(0, count + len(aside) - self.limit)
-        return [*found, *aside[: self.limit - len(found)]]
+        self.more = max(0, count + len(kept_aside) - self.limit)
+        return [*found, *kept_aside[: self.limit - len(found)]]
 
     def _shown(self, numbers: Sequence[int]) -> list[Job]:
         """Those of them that are wanted and have not ended."""

@@ -21,11 +21,13 @@ _READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple, "opt
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Jobs of a listing. ``places``, ``starts``: by their numbers, as in ``Job``; of those that are not there nothing is said."""
+    """Jobs of a listing. ``places``, ``starts`` (``Job.starts_in``), ``after`` (``Job.starts_after``): by their numbers; of those that are
+    not there nothing is said."""
 
     jobs: Sequence[Job]
     places: Mapping[int, int] = field(default_factory=dict)
     starts: Mapping[int, float] = field(default_factory=dict)
+    after: Mapping[int, float] = field(default_factory=dict)
 
 
 class Listing(list[Job]):
@@ -48,7 +50,7 @@ def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[int], bool]
         for column in words if columns[state][place] is State.PENDING else (*words, why):
             columns[column][place] = ""
         columns[options][place] = NO_OPTIONS
-    for name, said_of in (("place", part.places), ("starts_in", part.starts)):
+    for name, said_of in (("place", part.places), ("starts_in", part.starts), ("starts_after", part.after)):
         if said_of:
             column = _FIELDS.index(name)
             columns[column] = [said_of.get(job.id, nothing) for job, nothing in zip(jobs, columns[column], strict=True)]

@@ -1,8 +1,9 @@
 """The words that client and daemon exchange: JSON lines over a unix socket, one version number, bounded sizes.
 
 A request is one line, ``{"v": 1, "op": "submit", …}``; the answer is one line, ``{"ok": true, …}`` or ``{"ok": false, "error": {…}}``.
-``logs`` answers with several lines, the last of them has ``"end": true``. Who asks is never part of a message: the daemon reads
-the caller's user id from the socket (SO_PEERCRED, unix(7)).
+``logs`` answers with several lines, the last of them has ``"end": true``. More jobs than fit into a request are sent in parts on one
+connection, ``{"op": "part", "jobs": […], "of": N}`` several times, each answered, and then ``{"op": "submit", "of": N}``.
+Who asks is never part of a message: the daemon reads the caller's user id from the socket (SO_PEERCRED, unix(7)).
 
 JSON in its ASCII form: a log line that is not UTF-8 travels as lone surrogates and comes back byte for byte.
 """
@@ -10,6 +11,7 @@ JSON in its ASCII form: a log line that is not UTF-8 travels as lone surrogates 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 
 from dockless.base import json
 from dockless.base.dataclass import dataclass
@@ -28,6 +30,10 @@ MAX_REQUEST = 1 << 20
 MAX_PARTS = 150_000
 """Arrays, objects and further elements of one request. Each is an object in memory when it is decoded, and nobody is served meanwhile."""
 MAX_JOBS_PER_SUBMIT = 10_000
+MAX_JOBS_IN_PARTS = 1_000_000
+"""Jobs of a submit that comes in parts. How many one user may have in the queue is told by the settings; parts count there already."""
+PART = 1 << 17
+"""Bytes of a part: its values are never more than ``MAX_PARTS``, and others are served in between. A job may be longer."""
 MAX_JOBS_PER_REQUEST = 10_000
 """Ids of jobs that one request may name."""
 _LONGEST_ADDRESS = 107
@@ -101,14 +107,29 @@ class Ahead(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited(Record):
+    """A job whose end another waits for. ``ends_in``: seconds until it has ended at the latest, or, where it waits itself, about; None
+    where nobody can say."""
+
+    job: int
+    state: str
+    ends_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Why(Record):
     """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``rule``: its
-    code, see ``policy.decision.Reason``. ``place``: among those that wait for the same, 1 for the first, 0 for one that does not wait;
-    ``waiting``: how many those are. ``ahead``: up to five that stand before it, the first of all first.
+    code, see ``policy.decision.Reason``, or why it may not start yet: ``held``, ``begin``, ``retry``, ``after``, ``singleton``, ``array``.
+    ``place``: among those that wait for the same, 1 for the first, 0 for one that does not wait or may not start yet; of one that the limit
+    of its array keeps aside the place that it would have without. ``waiting``: how many those are. ``ahead``: up to five that stand before
+    it, the first of all first. ``awaited``: up to five of the jobs that it waits for, ``awaiting``: how many those are; of an array those
+    of which one has to end for each that follows.
 
     ``starts_in``: seconds until it starts if no other job comes before it and every job takes its whole time limit; ``at_latest``: so late
-    at most, also if others end early. None where nobody can say; ``endless``: because these jobs have no time limit. ``sooner``: what it
-    could ask for instead and start now."""
+    at most, also if others end early. None where nobody can say; ``endless``: because these jobs have no time limit. ``starts_after``: no
+    more is foretold than that it starts no earlier than in so many seconds. Of one that may not start yet ``starts_in`` is when it may, but
+    of an array when it starts. ``sooner``: what it could ask for instead and start now; ``earlier``: what would let it start earlier,
+    though not now."""
 
     job: int
     state: str
@@ -121,6 +142,21 @@ class Why(Record):
     ahead: tuple[Ahead, ...] = ()
     at_latest: bool = False
     endless: tuple[int, ...] = ()
+    awaited: tuple[Awaited, ...] = ()
+    awaiting: int = 0
+    starts_after: float | None = None
+    earlier: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent(Record):
+    """Something that happened to a job. ``at``: seconds since 1970; ``event``: a word, see docs/queue.md; ``attempt``: of which it is, 0
+    for the job itself; ``detail``: the GPUs of a start, who held or cancelled it, why it ended."""
+
+    at: float
+    event: str
+    attempt: int = 0
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +212,9 @@ class ClassInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo(Record):
-    """What a user or a group has of the host, and may have. ``kind``: ``user`` or ``group``; ``gpus``: in use; ``running``,
-    ``running_without_gpus``, ``waiting``: jobs. ``classes``: those of which the settings say something. The rest is as in the settings,
-    None where they say nothing."""
+    """What a user or a group has of the host, and may have. ``kind``: ``user``, ``group``, or ``default``, which has no name and says what
+    each user not named in the settings may have. ``gpus``: in use; ``running``, ``running_without_gpus``, ``waiting``: jobs. ``classes``:
+    those of which the settings say something. The rest is as in the settings, None where they say nothing."""
 
     kind: str
     name: str
@@ -234,6 +270,29 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BadInput("a message is not a JSON object", subject="protocol", hint="send one JSON object per line")
     return message
+
+
+def submission(jobs: Iterable[bytes], *, op: str = "submit", of: int | None = None) -> bytes:
+    """A request with these jobs, each as JSON."""
+    return b'{"v":%d,"op":"%s",%s"jobs":[%s]}\n' % (VERSION, op.encode(), b"" if of is None else b'"of":%d,' % of, b",".join(jobs))
+
+
+def fits(line: bytes, count: int) -> bool:
+    """Whether a submit of so many jobs is taken in one request."""
+    return len(line) <= MAX_REQUEST and count <= MAX_JOBS_PER_SUBMIT and _parts(line) <= MAX_PARTS
+
+
+def in_parts(jobs: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Jobs, in order, as many as a part takes at a time; at least one."""
+    part, size = list[bytes](), 0
+    for job in jobs:
+        if part and (size + len(job) > PART or len(part) == MAX_JOBS_PER_SUBMIT):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += len(job) + 1
+    if part:
+        yield part
 
 
 def check_parts(line: bytes) -> None:

@@ -20,10 +20,11 @@ from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
+from dockless.sched.engine.admission.admitting import Parts
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
-from dockless.sched.wire import logs, metrics
+from dockless.sched.wire import in_parts, logs, metrics
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.audit import Audit
 from dockless.sched.wire.entering import Entering
@@ -48,6 +49,10 @@ PIECE = 1 << 16
 """Bytes of a request that every connection may have in memory. Longer requests count against their user."""
 UNFINISHED = 8 << 20
 """Bytes of unfinished long requests that one user may have, all connections together."""
+HALF = 30.0
+"""Seconds for the end of a request that has begun, or its next ``PIECE`` bytes; who needs longer is dropped."""
+IDLE = 5.0
+"""Seconds without a request after which a connection may be closed, where its user, or the daemon, has no place for another."""
 PATIENCE = 60.0
 """Seconds in which a client takes some of an answer, or is dropped; not those who read logs, maybe page by page."""
 _HEADERS = 100
@@ -70,6 +75,7 @@ class Server:
         self._connections: Counter[int] = Counter()
         self._unfinished: Counter[int] = Counter()
         self._handlers: set[asyncio.Task[Any]] = set()
+        self._silent: dict[asyncio.Task[Any], tuple[int, float]] = {}  # whose they are and since when, the longest first
         self._server: asyncio.Server | None = None
         self._busy = 0
         self._idle = asyncio.Event()
@@ -115,7 +121,7 @@ class Server:
         self._connections[uid] += 1
         try:
             caller = self.engine.callers.caller(uid)
-            self._refuse_too_many(caller, connection.fileno())
+            self._make_room(caller, connection.fileno())
             await self._serve(uid, reader, writer)
         except DocklessError as error:
             writer.write(encode(error_message(error)))
@@ -132,8 +138,12 @@ class Server:
             writer.close()
 
     async def _serve(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(Parts(self.engine)) as kept:
+            await self._answer_all(uid, kept, reader, writer)
+
+    async def _answer_all(self, uid: int, kept: Parts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            line = await self._line(uid, reader)
+            line = await self._request(uid, reader, in_parts.KEPT_FOR if kept else None)
             if not line:
                 return
             size = len(line)
@@ -173,12 +183,19 @@ class Server:
                     await self.entering.attach(caller, job, writer)
                     await _taken(writer)
                     continue
+                if in_parts.is_one(request):
+                    answer = await self._short(in_parts.answer(kept, caller, request, reader))
+                    self.audit.note(caller, request, answer)
+                    writer.write(encode({"ok": True, **answer}))
+                    await _taken(writer)
+                    continue
                 verb = self._verbs.get(str(request.get("op")))
                 if verb is None:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
-                self.audit.note(caller, request, answer)
+                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") == "spec" else -1
+                self.audit.note(caller, request, answer, owner=owner)
                 if isinstance(listed := answer.get("listed"), Listed):
                     await self._send_pages(caller, writer, listed)
                 elif isinstance(jobs := answer.get("jobs"), AsyncIterator):
@@ -193,7 +210,7 @@ class Server:
                 raise
             except Exception as error:  # a bug: the caller is told, the daemon goes on
                 op = request.get("op")
-                what = op if op in self._verbs or op in ("logs", "exec", "attach") else "a request"
+                what = op if op in self._verbs or op in ("logs", "exec", "attach", "part") else "a request"
                 say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
                 failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
                 writer.write(encode(error_message(failed)))
@@ -216,6 +233,20 @@ class Server:
         head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + data)
         await _taken(writer)
+
+    def _make_room(self, caller: Caller, descriptor: int) -> None:
+        """For a connection more, where need be by closing one that has long been silent: of the same user, or where she has only a few
+        herself, of anybody. ``Refused`` where there is none."""
+        try:
+            self._refuse_too_many(caller, descriptor)
+        except Refused:
+            few, until = self._connections[caller.uid] <= OWN, time.monotonic() - IDLE
+            may = (task for task, (uid, since) in self._silent.items() if uid == caller.uid or (few and uid))
+            silent = next((task for task in may if self._silent[task][1] <= until), None)
+            if silent is None:
+                raise
+            del self._silent[silent]
+            silent.cancel()
 
     def _refuse_too_many(self, caller: Caller, descriptor: int) -> None:
         """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
@@ -240,15 +271,32 @@ class Server:
                 hint="try again later, or close some of yours",
             )
 
-    async def _line(self, uid: int, reader: asyncio.StreamReader) -> bytes:
-        """The next request as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long.
+    async def _request(self, uid: int, reader: asyncio.StreamReader, patience: float | None) -> bytes:
+        """The next request of a connection that may be silent before, for ``patience`` seconds: else ``TimeoutError``."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._silent[task] = uid, time.monotonic()
+        try:
+            async with asyncio.timeout(patience):
+                begun = await reader.read(1)
+        finally:
+            self._silent.pop(task, None)
+        return await self._line(uid, reader, begun)
+
+    async def _line(self, uid: int, reader: asyncio.StreamReader, begun: bytes = b"") -> bytes:
+        """The next line as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long,
+        ``TimeoutError`` for one that does not go on. ``begun``: what of it has been read.
 
         Its bytes count as unfinished until ``_over``."""
-        parts = bytearray()
+        parts = bytearray(begun)
+        self._unfinished[uid] += len(parts)
+        if begun == b"\n":
+            return begun
         try:
             while True:
                 try:
-                    last = await reader.readuntil(b"\n")
+                    async with asyncio.timeout(HALF):
+                        last = await reader.readuntil(b"\n")
                     self._unfinished[uid] += len(last)
                     parts += last
                     return bytes(parts)
@@ -329,6 +377,7 @@ class Server:
         """Stream a job's output in several messages; ends when the client goes away."""
         number, follow = job_id(request.get("job")), bool(request.get("follow"))
         job = self.answers.own(caller, number)
+        self.audit.note(caller, request, {}, owner=job.uid)
         attempt = integer(request, "attempt", 0, 1_000_000) or job.attempt
         if attempt > job.attempt:
             has = f"its newest attempt is {job.attempt}" if job.attempt else "it has not been started yet"
@@ -364,7 +413,7 @@ class Server:
         """A program enters a job; ends with it, or with the client, whose lines say what becomes of it."""
 
         async def line() -> bytes:
-            said = await self._line(caller.uid, reader)
+            said = await self._line(caller.uid, reader, await reader.read(1))
             self._over(caller.uid, len(said))
             await self.pacing.turn(caller.uid)
             return said

@@ -17,8 +17,9 @@ from dockless.base.typing import Any
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller
 from dockless.sched.engine import reading
+from dockless.sched.engine.admission.exceeded import exceeded
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.gpus import draining, slicing
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import Job
@@ -26,7 +27,7 @@ from dockless.sched.parsing import MAX_ARRAY
 from dockless.sched.store import queries
 from dockless.sched.used import BY
 from dockless.sched.wire.answers import Answers
-from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds
+from dockless.sched.wire.fields import MOST_SECONDS, integer, job_filter, job_id, job_ids, seconds, words
 from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.pacing import Pacing
 from dockless.sched.wire.picture import Picture
@@ -41,6 +42,8 @@ AT_ONCE = 100
 MAX_LISTED = 100_000
 MAX_GPUS = 1000
 """GPUs that one request may name."""
+MAX_SLICES = 256
+"""Slices of GPUs that one request may make or remove."""
 
 
 class Verbs:
@@ -66,15 +69,19 @@ class Verbs:
             "job": self._job,
             "spec": self._spec,
             "why": self._why,
+            "events": self._events,
             "cancel": self._cancel,
             "hold": partial(self._each, partial(holding.hold, self._engine)),
             "release": self._release,
             "requeue": self._requeue,
             "drain": self._drain,
             "undrain": self._drain,
+            "mig_create": self._create_slices,
+            "mig_remove": self._remove_slices,
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
+            "exceeded": self._exceeded,
             "top": self._top,
             "usage": self._usage,
             "reload": self._reload,
@@ -108,8 +115,12 @@ class Verbs:
         return {"job": self._answers.job(caller, job_id(request.get("job"))).as_dict()}
 
     async def _why(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.decided()
         found = await self._answers.why(caller, job_id(request.get("job")), partial(self._pacing.turn, caller.uid))
         return {"why": found.as_dict()}
+
+    async def _events(self, caller: Caller, request: Request) -> Answer:
+        return {"events": plain(self._answers.events(caller, job_id(request.get("job"))))}
 
     async def _cancel(self, caller: Caller, request: Request) -> Answer:
         grace = seconds(request, "grace", 3600.0)
@@ -120,9 +131,9 @@ class Verbs:
         return await self._each(work, caller, request)
 
     async def _drain(self, caller: Caller, request: Request) -> Answer:
-        gpus, reason = request.get("gpus") or [], request.get("reason") or ""
-        if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in (*gpus, reason)):
-            raise BadInput("'gpus' is not a list of names, or 'reason' no text", subject="gpus", hint="`dockless info` lists the GPUs")
+        gpus, reason = _gpus(request), request.get("reason") or ""
+        if not isinstance(reason, str):
+            raise BadInput("'reason' is no text", subject="reason", hint="say it in words")
         everything = bool(request.get("all"))
         if bool(gpus) == everything:
             message = "some GPUs are named, and all" if gpus else "no GPUs are named"
@@ -131,6 +142,17 @@ class Verbs:
             await draining.drain(self._engine, caller, gpus, everything, reason)
         else:
             await draining.undrain(self._engine, caller, gpus, everything)
+        return {}
+
+    async def _create_slices(self, caller: Caller, request: Request) -> Answer:
+        index = integer(request, "gpu", 0, MAX_GPUS)
+        profiles = words(request, "profiles", MAX_SLICES)
+        if index is None:
+            raise BadInput("'gpu' is not said", subject="gpu", hint="`dockless gpu list` has the indices first")
+        return {"created": await slicing.create(self._engine, caller, index, profiles)}
+
+    async def _remove_slices(self, caller: Caller, request: Request) -> Answer:
+        await slicing.remove(self._engine, caller, words(request, "slices", MAX_SLICES))
         return {}
 
     async def _release(self, caller: Caller, request: Request) -> Answer:
@@ -186,7 +208,11 @@ class Verbs:
         return {"info": self._answers.info().as_dict()}
 
     async def _quotas(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.gpus.look()
         return {"quotas": plain(self._answers.quotas())}
+
+    async def _exceeded(self, caller: Caller, request: Request) -> Answer:
+        return {"exceeded": plain(await exceeded(self._engine, caller.uid, _gpus(request)))}
 
     async def _top(self, caller: Caller, request: Request) -> Answer:
         return {"top": (await self._picture.seen_by(caller)).as_dict()}
@@ -202,14 +228,21 @@ class Verbs:
     async def _reload(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
             raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        await reading.reload(self._engine)
-        return {"file": os.fspath(paths.config_file())}
+        keys = await reading.reload(self._engine)
+        return {"file": os.fspath(paths.config_file()), "changed": keys}
 
     async def _shutdown(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
             raise NotPermitted("only an administrator may end the daemon", subject=caller.user, hint="ask one")
         asyncio.get_running_loop().call_soon(self._shut_down)
         return {}
+
+
+def _gpus(request: Request) -> list[str]:
+    gpus = request.get("gpus") or []
+    if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in gpus):
+        raise BadInput("'gpus' is not a list of names", subject="gpus", hint="`dockless info` lists the GPUs")
+    return gpus
 
 
 async def _in_parts(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:

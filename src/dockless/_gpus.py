@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import DocklessError, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dockless.sandbox.gpus.lease import GpuLease
     from dockless.sandbox.spec import Spec
+    from dockless.sched.used import Exceeded
+
+_PATIENCE = 2.0
+"""Seconds for which a daemon that does not answer holds up a start."""
 
 
 def lease(wanted: str | int) -> GpuLease:
-    """Free GPUs, held until the lease is closed. Errors: ``BadInput``, ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``."""
+    """Free GPUs, held until the lease is closed. Errors: ``BadInput``, ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``, and
+    ``Refused`` where a quota of root's daemon does not allow them."""
     from dockless.sandbox.gpus import gpu
     from dockless.sandbox.gpus import lease as gpu_lease
 
-    return gpu_lease.lease(gpu.parse_request(wanted))
+    found = gpu_lease.lease(gpu.parse_request(wanted))
+    try:
+        _check_quotas(found.uuids)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _check_quotas(uuids: Sequence[str]) -> None:
+    """``Refused`` where root's daemon says that these GPUs, which we have leased, exceed a quota. They are leased first: of two who ask at
+    the same time neither is passed over. Where no such daemon answers, or one that knows no such question, nothing is checked."""
+    from dockless.base import paths
+    from dockless.sandbox.gpus import gpu, tables
+
+    named = os.environ.get("DOCKLESS_SOCKET")
+    places = [Path(named)] if named else []
+    places.append(paths.runtime() / "daemon.sock" if gpu.simulated_host() else paths.SOCKET_OF_ROOT)
+    for path in dict.fromkeys(places):
+        if tables.listener(path)[1] != 0:
+            continue
+        from dockless.sched.wire.client import Client
+
+        exceeded: Sequence[Exceeded] = ()
+        with contextlib.suppress(DocklessError), Client(path, timeout=_PATIENCE) as queue:
+            exceeded = queue.exceeded(uuids)
+        for one in exceeded:
+            count = f"{one.asked} {one.gpu_class} GPU{'' if one.asked == 1 else 's'}".replace("  ", " ")
+            raise Refused(
+                f"{count} asked for, and the quota of {one.kind} {one.name} is {one.limit} at once, of which {one.used} "
+                f"{'is' if one.used == 1 else 'are'} in use",
+                subject=f"{one.kind} {one.name}",
+                hint="dockless submit waits for its turn; dockless quota show says who has what",
+            )
 
 
 def with_devices(spec: Spec, wanted: str | int | None) -> tuple[Spec, str | int | None]:

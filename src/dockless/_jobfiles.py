@@ -35,6 +35,7 @@ _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
 _MOST_ERRORS = 20
+_TOLD_EVERY = 200
 
 
 def submit_file(
@@ -134,14 +135,17 @@ def _text(path: str, longest: int) -> str:
     return text.replace("\r\n", "\n")
 
 
-def jobs_of_list(path: str) -> list[JobSpec]:
-    """The jobs of a file of lines, each a job in dockless's own form, JSON. ``BadInput`` with a note for each line that is wrong."""
+def jobs_of_list(path: str, progress: Callable[[int, int], None] = lambda done, of: None) -> list[JobSpec]:
+    """The jobs of a file of lines, each a job in dockless's own form, JSON. ``progress``: told now and then how many of how many lines are
+    read. ``BadInput`` with a note for each line that is wrong."""
     found: list[JobSpec] = []
     wrong: list[str] = []
     lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")
     known = keywords()
     for number, line in enumerate(lines, 1):
         what = f"{path}:{number}"
+        if number % _TOLD_EVERY == 0:
+            progress(number, len(lines))
         try:
             found.append(make_job_of(_line(line, what, known), what))
         except DocklessError as error:

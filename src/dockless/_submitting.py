@@ -150,10 +150,13 @@ class Order:
 
 
 def queued(
-    order: Order, bring: Callable[[DaemonInfo, str, Mapping[str, Any]], str], tell: Callable[[str], object]
+    order: Order,
+    bring: Callable[[DaemonInfo, str, Mapping[str, Any]], str],
+    tell: Callable[[str], object],
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[int], DaemonInfo]:
     """Pull what is missing, queue it; the jobs' ids, of those that start together the first stands for all. ``bring``: an image, by what is
-    said of it; gives the name that it has then. ``tell``: told what is left out."""
+    said of it; gives the name that it has then. ``tell``: told what is left out. ``progress``: as in ``Client.submit_many``."""
     with _connect() as queue:
         daemon = queue.ping()
     jobs = list(order.jobs)
@@ -166,7 +169,7 @@ def queued(
     with _connect() as queue, told_whose_store(daemon, " ".join(images.values())):
         if order.array is not None:
             return queue.submit_array(replace(jobs[0], array_limit=order.array.limit), int(order.array)), daemon
-        return (queue.submit_gang if order.together else queue.submit_many)(jobs), daemon
+        return queue.submit_gang(jobs) if order.together else queue.submit_many(jobs, progress=progress), daemon
 
 
 def submitted(order: Order) -> list[Submitted]:

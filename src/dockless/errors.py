@@ -343,7 +343,7 @@ class NotPermitted(SchedError):
 
 
 class Refused(SchedError):
-    """The daemon does not take the job, as its policy or its host could never start it."""
+    """The daemon does not take the job, as its policy or its host could never start it; or its quotas do not allow the GPUs of a start."""
 
     code = "refused"
 

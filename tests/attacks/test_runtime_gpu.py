@@ -60,6 +60,34 @@ def test_nodes_made_by_the_program_do_not_open(gpus):
     assert text.count("not permitted") + text.count("No such file") == len(gpus), text
 
 
+GRAPHICS = (("NVIDIA_DRIVER_CAPABILITIES", "utility,display"),)
+
+
+@requires("root", "cgroup2", "device-filter")
+def test_no_other_gpus_node_for_graphics(gpus):
+    """A54: who has one GPU gets its nodes of /dev/dri and no other's, and opens none that a program has made."""
+    mine, other = gpus[0].minor, gpus[1].minor
+    look = 'cd /dev/dri; for d in * by-path/*; do [ -d $d ] || head -c 1 $d 2>&1 >/dev/null | sed "s|^.*: |$d: |"; done; '
+    make = "import os; os.mknod('/dev/made', 0o020666, os.makedev(226, OTHER)); os.open('/dev/made', os.O_RDWR)"
+    text = sh(
+        f'{look} python3 -c "{make.replace("OTHER", str(128 + other))}" 2>&1 | tail -n 1',
+        gpus=(gpus[0].uuid,),
+        env=GRAPHICS,
+        namespaces=Namespaces(user="host"),
+        cap_add=("MKNOD",),
+    ).out
+    *shown, made = text.splitlines()
+    place = f"by-path/pci-{gpus[0].pci_bus_id}"
+    assert {line.partition(": ")[0] for line in shown} == {f"card{mine}", f"renderD{128 + mine}", f"{place}-card", f"{place}-render"}
+    assert all("No such device or address" in line for line in shown), text
+    assert "not permitted" in made.lower(), text
+
+
+def test_no_node_for_graphics_that_is_not_asked_for(gpus):
+    assert ok("ls /dev | grep -c dri || true", gpus=(gpus[0].uuid,)).strip() == "0"
+    assert ok("ls /dev | grep -c dri || true", env=GRAPHICS).strip() == "0"
+
+
 def test_without_a_lease_no_node_is_there():
     assert ok("ls /dev | grep -c nvidia || true").strip() == "0"
 

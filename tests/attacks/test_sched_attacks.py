@@ -6,8 +6,10 @@ The daemon runs as root and serves several users here; they are processes of the
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pwd
+import re
 import shutil
 import socket
 import tempfile
@@ -304,3 +306,43 @@ def test_a_user_cannot_name_her_gpus_in_her_environment(daemon, anna):
         return queue._call("submit", jobs=[{"spec": {"gpus": ["GPU-51d01a7e-d000-4000-8000-000000000000"]}}])
 
     assert refused(anna(forge), "BadInput")
+
+
+def _most_resident(pid: int) -> int:
+    """Bytes of memory that it has had at most."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) << 10
+
+
+def test_parts_that_are_never_finished_are_bounded(home: Path):
+    """From many connections at once: what is kept of one user is no more than she may have in the queue, and is gone with them."""
+    daemon = DaemonProcess(home, settings="[queue]\nper_user = 500\nper_user_size = 8388608\n").start()
+    pid = daemon.process.pid
+
+    def flood(size: int, queue: Client) -> tuple[int, int]:
+        job = protocol.encode({"spec": {"argv": ["true", "x" * size], "image": "host"}})[:-1]
+        part = protocol.submission([job] * min(50, protocol.PART // len(job)), op="part", of=500)
+        refused, taken = 0, 0
+        wires = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+        for wire in wires:
+            wire.settimeout(20)
+            wire.connect("daemon.sock")
+            wire.sendall(part * 3)
+            answers = [protocol.decode(line) for line in itertools.islice(wire.makefile("rb"), 3)]
+            if all(answer["ok"] for answer in answers):
+                taken += int(answers[-1]["kept"])
+            else:  # and what came before is kept no more
+                refused += 1
+        return refused, taken
+
+    try:
+        before = _most_resident(pid)
+        for size, most in ((100, 500), (100_000, 83)):
+            outcome, (refused, taken) = as_user(ANNA, daemon.socket.parent, functools.partial(flood, size))
+            assert outcome == "ok" and refused > 20 and 0 < taken <= most, (refused, taken)
+            with daemon.client() as root:
+                assert not root.queue()
+        assert _most_resident(pid) - before < 40 << 20
+        outcome, number = as_user(ANNA, daemon.socket.parent, lambda q: q.submit(sleeper()))
+        assert outcome == "ok" and number == 1
+    finally:
+        daemon.end()

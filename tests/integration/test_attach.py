@@ -357,6 +357,23 @@ def test_a_jobs_streams(daemon, submit):
 
 
 @requires("root")
+def test_input_that_ends_arrives_whole_in_a_job_and_ends_nothing(daemon, submit):
+    """More than a pipe holds, of a client whose own input ends before the job has read it; then of another."""
+    job = submit(f"echo up; {TICK}; head -c 100000 | wc -c; read line; echo got $line; exit 7", interactive=True)
+    with attached(job.id) as client:
+        ticked(client)
+        client.stdin.write(bytes(100_000))
+        client.stdin.close()
+        job.shell("touch /tmp/go")
+        assert line(client.stdout).split() == [b"100000"] and job.status().state is State.RUNNING
+        with attached(job.id) as other:
+            type_into(other, "two")
+            other.stdin.close()
+            assert line(client.stdout) == b"got two\n"
+            assert client.wait(DEADLINE) == other.wait(DEADLINE) == 7
+
+
+@requires("root")
 def test_a_jobs_terminal(daemon, submit):
     job = submit("echo up; exec sh -i", tty=True, uid=ANNA)
     with Screen("attach", str(job.id), size=(11, 44)) as screen:

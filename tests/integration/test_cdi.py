@@ -255,6 +255,19 @@ def test_a_file_that_is_not_sound_is_told_of_where_no_other_has_the_device(write
         output("true", "example.com/gpu=1")
 
 
+@pytest.mark.parametrize("common", [{"env": [1]}, {"mounts": {}}, {"deviceNodes": [{"path": "dev/x"}]}, [], {"other": 1}], ids=str)
+def test_a_file_whose_edits_for_all_devices_are_not_sound(common, write, tmp_path):
+    """It is refused, with all of its devices; those of other files are there."""
+    write({"0": {"env": ["FROM=sound"]}}, name="etc/sound.json")
+    write({"1": {"env": ["FROM=broken"]}}, common or None, name="etc/broken.json")
+    if not common:
+        text = (tmp_path / "etc/broken.json").read_text()
+        (tmp_path / "etc/broken.json").write_text(text.replace('"containerEdits": {}\n}', '"containerEdits": []\n}'))
+    assert output("echo $FROM", "example.com/gpu=0") == ["sound"]
+    with pytest.raises(BadInput, match=r"broken\.json:[0-9]+: "):
+        output("true", "example.com/gpu=1")
+
+
 def test_who_can_have_no_devices(write):
     write({"0": {}})
     with pytest.raises(BadInput, match="untrusted has no devices"):

@@ -332,6 +332,24 @@ def test_a_warning_that_cannot_be_meant(daemon, capfd, said):
     assert "needs one" in capfd.readouterr().err
 
 
+def test_what_happened_to_a_job_is_listed(daemon, capfd):
+    assert main(["submit", "-q", "--hold", "--gpus", "1", "--", "sh", "-c", "exit 3"]) == 0
+    (number,) = job_ids(capfd)
+    assert main(["queue", str(number), "--events"]) == 0
+    head, row = capfd.readouterr().out.splitlines()
+    assert head.split() == ["JOB", "TIME", "EVENT", "ATTEMPT", "DETAIL"] and row.split()[0::2] == [str(number), "submit"]
+    assert main(["release", "-q", str(number)]) == 0 and main(["wait", "-q", str(number)]) == 3
+    assert main(["queue", str(number), "--events", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["event"] for one in found] == ["submit", "release", "start", "running", "ended", "failed"]
+    assert {one["job"] for one in found} == {number} and found[2]["detail"].startswith("GPU-") and found[2]["attempt"] == 1
+    assert main(["queue", str(number), "--events", "--csv"]) == 0
+    assert capfd.readouterr().out.splitlines()[0] == "job,at,event,attempt,detail"
+    for words in (["--events"], [str(number), "--events", "-q"]):
+        assert main(["queue", *words]) == 125
+    assert main(["queue", "99", "--events"]) == 125
+
+
 def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     path = tmp_path / "jobs.jsonl"
     path.write_text("".join(f'{{"name": "j{i}", "command": ["true"]}}\n' for i in range(300)))
@@ -343,6 +361,40 @@ def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     assert "that is job 2 of 2, of which none was queued" in capfd.readouterr().err
     assert main(["submit", "-q", "--", "true"]) == 0
     assert job_ids(capfd) == [jobs[-1] + 1]
+
+
+def test_a_list_that_is_longer_than_a_request_is_one_transaction(daemon, capfd, tmp_path, monkeypatch):
+    from dockless.cli import counted
+
+    monkeypatch.setattr(counted, "LINE_EVERY", 0.0)
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("".join(f'{{"name": "j{i}", "command": ["true", "{"x" * 800}"]}}\n' for i in range(1500)))
+    assert main(["submit", "--hold", "--from", str(path)]) == 0
+    said = capfd.readouterr()
+    assert said.out == "jobs 1 to 1500\n" and "200 of 1,500 lines read\n" in said.err and "1,500 of 1,500 jobs sent\n" in said.err
+    with connect() as queue:
+        assert len(queue.cancel_many(range(1, 1501))) == 1500
+    assert main(["submit", "-q", "--hold", "--from", str(path)]) == 0
+    assert capfd.readouterr().err == ""
+    with connect() as queue:
+        queue.cancel_many(range(1501, 3001))
+
+
+def test_an_interrupted_list_leaves_nothing(daemon, capfd, tmp_path, monkeypatch):
+    from dockless.cli import counted
+
+    def told(self, what: str, done: int, of: int) -> None:
+        if what == "jobs sent" and done > of / 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(counted.Counted, "__call__", told)
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("".join(f'{{"command": ["true", "{"x" * 800}"]}}\n' for i in range(1500)))
+    assert main(["submit", "--from", str(path)]) == 130
+    assert capfd.readouterr().err == "dockless: interrupted: none of the jobs was queued\n"
+    with connect() as queue:
+        assert not queue.queue(ended=True)
+        assert queue.submit(dockless.sched.JobSpec(hold=True)) == 1
 
 
 def test_what_a_file_says_itself_is_not_said_beside_it(daemon, capfd, tmp_path):

@@ -21,7 +21,8 @@ from support.requires import requires
 import dockless
 from dockless import DEVNULL, PIPE, Sandbox, aio
 from dockless.errors import BadInput, CommandNotFound, SandboxGone, UnknownImage, Unsupported
-from dockless.sandbox.spec import Namespaces
+from dockless.sandbox.run import detached as runs
+from dockless.sandbox.spec import Namespaces, Spec
 
 pytestmark = requires("userns", "overlay")
 
@@ -103,6 +104,14 @@ def test_its_rights(box):
         assert {"ro", "nosuid", "nodev"} <= {*line.split()[5].split(",")}, line
 
 
+def test_what_it_may_write_gives_no_rights_either(box):
+    """A program of the target's that belongs to another user is started with the tools' rights, not with that user's."""
+    root, *others = shown(box, "grep ' /target' /proc/self/mountinfo", write=True).splitlines()[1:]
+    assert "rw" in root.split()[5].split(",") and len(others) > 4
+    for line in (root, *others):
+        assert {"nosuid", "nodev"} <= {*line.split()[5].split(",")}, line
+
+
 def test_the_hosts_own_programs(images):
     with Sandbox(TARGET, AGAIN, stdin=DEVNULL) as box:
         ran = box.debug("host", "cat", "/target/etc/mark", text=True)
@@ -120,6 +129,17 @@ def test_it_knows_the_hosts_that_the_sandbox_knows(images):
     for profile in ("default", "untrusted"):
         with Sandbox(TARGET, AGAIN, stdin=DEVNULL, profile=profile, add_hosts={"peer.example": "192.0.2.7"}) as box:
             assert ("192.0.2.7" in shown(box, "cat /etc/hosts")) == (profile == "default")
+
+
+def test_it_knows_no_servers_of_names_where_the_sandbox_has_no_network(images):
+    """An untrusted one has none, whatever its spec says of the network."""
+    for profile in ("default", "untrusted"):
+        made = runs.start(Spec(tuple(AGAIN), TARGET, profile=profile, network="host"), id=profile)
+        try:
+            servers = shown(Sandbox.open(profile), "cat /etc/resolv.conf 2> /dev/null || true")
+            assert (servers != "") == (profile == "default" and Path("/etc/resolv.conf").read_text() != "")
+        finally:
+            made.remove()
 
 
 def test_its_terminal_is_the_tools(box):

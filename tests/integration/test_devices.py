@@ -145,3 +145,13 @@ def test_devices_that_cannot_be_meant(text):
     with pytest.raises(BadInput) as caught:
         dockless.Sandbox(["true"], devices=[text])
     assert caught.value.subject == "devices" and caught.value.hint
+
+
+@requires("root")
+def test_one_that_is_asked_for_goes_before_that_of_a_leased_gpu(own_host):
+    own_host("1x80G")
+    look = ["stat", "-c", "%t:%T", "/dev/dri/renderD128"]
+    ran = dockless.run(
+        "host", look, gpus="capabilities=graphics", devices=["/dev/zero:/dev/dri/renderD128"], capture_output=True, text=True
+    )
+    assert ran.stdout == "1:5\n", ran

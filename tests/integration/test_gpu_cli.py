@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import pwd
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,30 +19,34 @@ from dockless.sandbox.gpus import cdi, cdi_files, cdi_writing, gpu, lease, nodes
 from dockless.sandbox.gpus.nodes import DeviceNode
 
 
-def as_on_a_real_host(gpus):
+def as_on_a_real_host(gpus, *, graphics):
     """The nodes that these GPUs would have."""
-    return tuple(DeviceNode(f"/dev/{w.name}", f"/dev/{w.name}", w.major, w.minor) for w in nodes._wanted(gpus, 511, 236))
+    assert graphics
+    wanted = (*nodes._wanted(gpus, 511, 236), *nodes._of_graphics(gpus))
+    return tuple(DeviceNode(f"/dev/{w.name}", f"/dev/{w.name}", w.major, w.minor) for w in wanted)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the trees are those of x86-64")
 @pytest.mark.parametrize(
     ("name", "version", "layout", "simulated", "hook"),
     [
-        ("580-rpm", "580.95.05", "rpm", "2x80G", True),
-        ("615-debian", "615.71.09", "debian", "1x80G", False),
-        ("615-mig", "615.71.09", "debian", "2x40G,mig=2", True),
+        ("580-rpm", "580.119.02", "rpm-580", "2x80G", "an old one"),
+        ("550-debian", "550.163.01", "debian-550", "1x80G", ""),
+        ("615-mig", "615.71.09", "rpm-615", "2x40G,mig=2", "\0enable-cuda-compat\0disable-device-node-modification\0"),
     ],
 )
 def test_the_description_of_a_whole_driver(name, version, layout, simulated, hook, tmp_path, monkeypatch, golden):
     root = driver_trees.make(tmp_path / "root", version, layout)
     if hook:
-        (root / "usr/bin/nvidia-cdi-hook").touch()
+        (root / "usr/bin").mkdir(exist_ok=True)
+        (root / "usr/bin/nvidia-cdi-hook").write_text(hook)
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulated)
     monkeypatch.setattr(cdi_writing, "device_nodes", as_on_a_real_host)
     (Path(os.environ["DOCKLESS_HOME"])).mkdir(exist_ok=True)
     (Path(os.environ["DOCKLESS_HOME"]) / "dockless.toml").write_text(f'[gpus]\ndriver_root = "{root}"\n')
     with gpu.session():
         found = cdi_writing.description(gpu.inventory(processes=False, links=False))
+    assert all(one["path"] == f"{root}/usr/bin/nvidia-cdi-hook" for one in found["containerEdits"].get("hooks", ()))
     text = yaml.safe_dump(found, sort_keys=False, width=1000, default_flow_style=None).replace(str(root), "")
     golden(f"cdi-{name}.yaml", text)
     read = cdi_files.parse("/etc/cdi/nvidia.yaml", yaml.safe_dump(found))
@@ -49,6 +54,41 @@ def test_the_description_of_a_whole_driver(name, version, layout, simulated, hoo
     everywhere = [node.target for node in read.devices["all"].nodes]
     for device, edits in read.devices.items():
         assert device == "all" or set(everywhere) >= {node.target for node in edits.nodes}
+
+
+def test_groups_that_may_use_the_nodes(tmp_path, monkeypatch):
+    """A program that is not root has the GPU by them, and they need a newer version of the specification than the rest."""
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files to other groups")
+    modes = {
+        "nvidiactl": (0o666, 44),
+        "nvidia1": (0o660, 44),
+        "nvidia0": (0o640, 105),
+        "nvidia-uvm": (0o660, 0),
+        "nvidia-uvm-tools": (0o600, 7),
+    }
+    for name, (mode, gid) in modes.items():
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+        os.chown(tmp_path / name, -1, gid)
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setattr(
+        cdi_writing,
+        "device_nodes",
+        lambda gpus, graphics: tuple(
+            replace(node, source=str(tmp_path / node.target[5:])) for node in as_on_a_real_host(gpus, graphics=graphics)
+        ),
+    )
+    with gpu.session():
+        found = cdi_writing.description(gpu.inventory(processes=False, links=False))
+    assert found["cdiVersion"] == "0.7.0" and "additionalGids" not in found["containerEdits"]
+    assert {device["name"]: device["containerEdits"]["additionalGids"] for device in found["devices"][::2]} == {
+        "0": [44],
+        "1": [105],
+        "all": [44, 105],
+    }
+    read = cdi_files.parse("/etc/cdi/nvidia.yaml", yaml.safe_dump(found))
+    assert read.devices["all"].gids == (44, 105)
 
 
 @pytest.fixture

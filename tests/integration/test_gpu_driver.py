@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import boxes, driver_roots, glibc_images
+from support import boxes, driver_roots, driver_trees, glibc_images
 from support.elf_files import library
 from support.make_image import directory, file, symlink
 from support.requires import requires
@@ -65,6 +66,45 @@ def test_libcuda_answers_and_ldconfig_knows_it(family, kind, real, tmp_path):
     # An ordinary user's simulated GPU is /dev/null, which opens.
     told, code = ("couldn't communicate with the NVIDIA driver", "9") if os.geteuid() == 0 else ("Failed to initialize NVML", "17")
     assert told in result.stdout and lines[-1] == code
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+@pytest.mark.parametrize("family", driver_roots.VERSIONS)
+def test_libraries_for_graphics_are_known_and_open(family, kind, real, tmp_path):
+    real(family)
+    version, place = driver_roots.VERSIONS[family], f"/{glibc_images.DIRECTORY[kind]}"
+    look = f"""
+        for name in libGLX_nvidia.so.0 libEGL_nvidia.so.0 libGLESv2_nvidia.so.2 libnvidia-glcore.so.{version}; do
+            ldconfig -p | grep -F "$name ("
+        done
+        probe libEGL_nvidia.so.0; probe libnvidia-eglcore.so.{version}; probe libnvidia-glvkspirv.so.{version}
+        cat /usr/share/vulkan/icd.d/nvidia_icd.json /usr/share/glvnd/egl_vendor.d/10_nvidia.json
+    """
+    image = glibc_images.load(tmp_path, kind)
+    found = output(image, look, gpus="capabilities=graphics")
+    assert [line.rpartition("=> ")[2] for line in found[:4]] == [
+        f"{place}/{name}"
+        for name in ("libGLX_nvidia.so.0", "libEGL_nvidia.so.0", "libGLESv2_nvidia.so.2", f"libnvidia-glcore.so.{version}")
+    ]
+    assert found[4:7] == ["0", "0", "0"], found  # opened: no library that they need is missing
+    assert re.findall(r'"library_path" *: *"([^"]*)"', "".join(found[7:])) == ["libGLX_nvidia.so.0", "libEGL_nvidia.so.0"]
+    assert output(image, "ldconfig -p | grep -c nvidia; probe libEGL_nvidia.so.0 | grep -c 'cannot open'", gpus=1)[1] == "1"
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+@pytest.mark.parametrize("family", driver_roots.CUDA)
+def test_an_image_with_another_glibc_than_the_hosts(family, kind, real, tmp_path):
+    """That of Debian 13, 2.41: its ldconfig reads the cache that ours has written, and writes another."""
+    if platform.libc_ver()[1] == "2.41":
+        pytest.skip("it is this host's own")
+    real("glibc-2.41")
+    real(family)
+    image = glibc_images.load(tmp_path, kind, glibc=driver_roots.root("glibc-2.41"))
+    look = "ldconfig --version | head -n 1; probe; ldconfig -p | grep -F 'libcuda.so.1 ('; ldconfig; probe"
+    found = output(image, look, gpus=1)
+    cuda = str(driver_roots.CUDA[family])
+    assert found[0].endswith(" 2.41") and (found[1], found[3]) == (cuda, cuda)
+    assert found[2].endswith(f"=> /{glibc_images.DIRECTORY[kind]}/libcuda.so.1")
 
 
 # ---- what need not be a driver's: small libraries with its names ---------------------------------------------------------------------
@@ -151,14 +191,78 @@ def test_void_leaves_the_files_out(said, image):
     assert output(image, script, gpus=1, env={"NVIDIA_VISIBLE_DEVICES": said}) == ["nvidiactl"]
 
 
-@pytest.mark.parametrize("said", ["none", "", "all", "0,avoid"])
-def test_nothing_else_does_and_the_lease_says_which_gpus(said, tmp_path, stand_in, driver):
-    """Who asks for no GPU leaves it out."""
+SEEN = "ls /usr/lib/*/libcuda.so.1 2> /dev/null | wc -l; ls /dev | grep '^nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize("said", [None, "", " , ", "all", "1", "0,1", "GPU-51d01a7e-d000-4000-8000-000000000001", "none", "void", "0,void"])
+def test_an_image_says_neither_whether_there_are_gpus_nor_which(said, tmp_path, stand_in, driver):
+    """As with Docker's --gpus, which goes before what the image says."""
     driver(stand_in)
-    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": said})
-    script = "basename /usr/lib/*/libcuda.so.1; ls /dev | grep -c 'nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
-    assert output(image, script, gpus=1) == ["libcuda.so.1", "1", "void"]
-    assert output(image, f"ls /usr/lib/*/libcuda* 2> /dev/null; {script.partition('; ')[2]}")[0] == "0"
+    image = glibc_images.load(tmp_path, "debian", env={} if said is None else {"NVIDIA_VISIBLE_DEVICES": said})
+    assert output(image, SEEN, gpus="device=0") == ["1", "nvidia1", "void"]  # the minor of GPU 0
+    assert output(image, SEEN) == ["1" if said == "none" else "0", "void"]
+
+
+@pytest.mark.parametrize("said", ["", "all", "0", "none"])
+def test_nothing_but_void_of_the_callers_leaves_the_files_out(said, image):
+    assert output(image, SEEN, gpus="device=0", env={"NVIDIA_VISIBLE_DEVICES": said}) == ["1", "nvidia1", "void"]
+
+
+@pytest.mark.parametrize(
+    ("of_image", "said", "files"), [("none", "all", "0"), ("all", " none", "1"), ("none", "none,void", "0"), ("void", "none", "1")]
+)
+def test_none_gives_the_files_without_a_gpu(of_image, said, files, tmp_path, stand_in, driver):
+    """The caller's goes before the image's."""
+    driver(stand_in)
+    image = glibc_images.load(
+        tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": of_image, "NVIDIA_DRIVER_CAPABILITIES": "compute,graphics"}
+    )
+    assert output(image, "true") == []  # a plan that is kept, and is not this one's
+    assert output(image, SEEN, env={"NVIDIA_VISIBLE_DEVICES": said}) == [files, "void"]
+    if files == "1":
+        look = "ls -A /proc/driver/nvidia /run; cat /etc/nvidia/nvidia-application-profiles-rc.d/*; ls /dev | grep nvidia || true"
+        found = output(image, look, env={"NVIDIA_VISIBLE_DEVICES": said})
+        assert not {"gpus", "nvidia-persistenced"} & set(found)
+        assert json.loads(found[-1])["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 0]
+
+
+def test_none_shows_no_socket_of_the_drivers_daemons(image, stand_in, monkeypatch):
+    (stand_in / "run/nvidia-persistenced").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        with monkeypatch.context() as patch:
+            patch.chdir(stand_in / "run/nvidia-persistenced")
+            listening.bind("socket")
+        try:
+            look = "ls -d /run/nvidia-persistenced 2> /dev/null || echo none"
+            assert output(image, look, env={"NVIDIA_VISIBLE_DEVICES": "none"}) == ["none"]
+            assert output(image, look, gpus=1) == ["/run/nvidia-persistenced"]
+        finally:
+            shutil.rmtree(stand_in / "run")
+
+
+def test_none_on_a_host_without_a_driver_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": "none"})
+    told = dockless.run(image, ["true"], capture_output=True, check=True).warnings
+    assert [line for line in told if "this host has none" in line]
+
+
+@pytest.mark.parametrize(
+    ("variables", "all_of_it"),
+    [
+        ({"CUDA_VERSION": "9.0.176"}, True),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_REQUIRE_CUDA": ""}, True),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_REQUIRE_CUDA": "cuda>=9.0"}, False),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_DRIVER_CAPABILITIES": ""}, False),
+        ({"CUDA_VERSION": "9.0.176", "NVIDIA_DRIVER_CAPABILITIES": "utility,compute"}, False),
+    ],
+)
+def test_a_legacy_image_gets_the_whole_driver(variables, all_of_it, tmp_path, stand_in, driver):
+    """One from before there were capabilities and requirements."""
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env=variables)
+    found = output(image, "ls /usr/lib/*/", gpus=1)
+    assert (f"libnvidia-encode.so.{VERSION}" in found) is all_of_it and f"libnvidia-ml.so.{VERSION}" in found
 
 
 def test_without_a_gpu_there_is_nothing_of_it(image):
@@ -207,6 +311,29 @@ def test_graphics_counts_the_leased_gpus_alone(image):
     assert link == "../libnvidia-allocator.so.1"
 
 
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+def test_vulkan_finds_a_library_that_its_file_names_by_the_hosts_path(kind, tmp_path, driver):
+    """As the files of Red Hat's packages do, and the image has its libraries in another directory."""
+    root = driver_trees.make(tmp_path / "root", VERSION, "rpm-615")
+    file = root / f"usr/share/vulkan/icd.d/nvidia_icd.{os.uname().machine}.json"
+    file.write_text('{"ICD": {"library_path": "/usr/lib64/libGLX_nvidia.so.0"}}')
+    driver(root)
+    image = glibc_images.load(tmp_path, kind)
+    look = f"cat /{file.relative_to(root)}; echo; readlink -f /usr/lib64/libGLX_nvidia.so.0"
+    found = output(image, look, gpus="capabilities=graphics")
+    assert found == [file.read_text(), f"/{glibc_images.DIRECTORY[kind]}/libGLX_nvidia.so.{VERSION}"]
+
+
+@pytest.mark.parametrize(("kind", "modules"), [("debian", "/usr/lib/xorg/modules"), ("rpm", "/usr/lib64/xorg/modules")])
+def test_the_x_servers_modules_are_where_the_image_has_them(kind, modules, tmp_path, driver):
+    root = driver_trees.make(tmp_path / "root", VERSION, "debian-550")
+    driver(root)
+    image = glibc_images.load(tmp_path, kind)
+    found = output(image, f"cd {modules}; readlink extensions/*.so; ls drivers; ls / | grep -c xorg || true", gpus="capabilities=display")
+    assert found == [f"libglxserver_nvidia.so.{VERSION}", "nvidia_drv.so", "0"]
+    assert output(image, f"ls {modules} 2> /dev/null || echo none", gpus="capabilities=graphics") == ["none"]
+
+
 def test_sockets_of_the_drivers_daemons_are_there(image, stand_in, monkeypatch):
     (stand_in / "run/nvidia-persistenced").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -220,6 +347,22 @@ def test_sockets_of_the_drivers_daemons_are_there(image, stand_in, monkeypatch):
         finally:
             shutil.rmtree(stand_in / "run")
     assert output(image, "test -e /run/nvidia-persistenced || echo none", gpus=1) == ["none"]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_gpudirect_storage_reads_its_settings_and_which_disks_there_are(allowed, image, stand_in, tmp_path, monkeypatch):
+    (tmp_path / "gds/etc").mkdir(parents=True)
+    (tmp_path / "gds/etc/cufile.json").write_text("{}")
+    (tmp_path / "gds/run/udev/data").mkdir(parents=True)
+    of_gds = driver_files.of_gds
+    monkeypatch.setattr(driver_files, "of_gds", lambda: of_gds(str(tmp_path / "gds")))
+    if allowed:
+        with open(Path(os.environ["DOCKLESS_HOME"]) / "dockless.toml", "a") as settings:
+            settings.write('beside = ["gds"]\n')
+    look = "cat /etc/cufile.json /run/udev/none 2> /dev/null; ls /run/udev 2> /dev/null; touch /run/udev/x 2> /dev/null || echo closed"
+    asked = {"NVIDIA_GDS": "enabled"}
+    assert output(image, look, gpus=1, env=asked) == (["{}data", "closed"] if allowed else ["closed"])
+    assert output(image, look, env={**asked, "NVIDIA_VISIBLE_DEVICES": "none"}) == output(image, look, gpus=1) == ["closed"]
 
 
 def test_it_is_there_again_after_a_restart_whatever_became_of_it(image):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import grp
+import io
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.requires import requires
-from support.scheduling import DaemonProcess
+from support.scheduling import DaemonProcess, as_user
 
 import dockless
 from dockless.cli import main
@@ -162,6 +165,65 @@ def test_a_daemon_sees_them_at_once(empty, tmp_path):
             gpu_mig("remove", made)
             assert made not in {one.uuid for one in queue.info().gpus} and queue.job(first).state == "RUNNING"
         assert f"GPU {made} is new" in daemon.errors() and f"GPU {made} is gone" in daemon.errors()
+    finally:
+        daemon.end()
+
+
+ANNA, BEN, CARL = (pwd.getpwnam(name).pw_uid for name in ("daemon", "bin", "games"))
+
+
+def says(uid: int, daemon: DaemonProcess, *words: str) -> tuple[int, list[str], str]:
+    """The command line of a user who can call this daemon: its code, what it prints, and its error."""
+
+    def there(_):
+        os.environ["DOCKLESS_SOCKET"] = "daemon.sock"
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(["gpu", "mig", *words])
+        return code, out.getvalue().split(), err.getvalue()
+
+    outcome, said = as_user(uid, daemon.socket.parent, there)
+    assert outcome == "ok", said
+    return said
+
+
+@requires("root", "userns")
+def test_administrators_make_and_remove_slices_through_roots_daemon(empty, tmp_path):
+    home = tmp_path / "h"
+    home.mkdir(exist_ok=True)
+    group = grp.getgrgid(pwd.getpwuid(CARL).pw_gid).gr_name
+    daemon = DaemonProcess(home, gpus="2x80G,mig=7", settings=f'[host]\nadmins = ["daemon"]\nadmin_groups = ["{group}"]\n').start()
+    try:
+        with daemon.client() as queue:
+            assert [unit for unit in queue.info().gpus if unit.uuid.startswith("MIG")] == []
+            code, made, err = says(ANNA, daemon, "create", "1", "2g.20gb", "1g.10gb")
+            assert (code, err) == (0, "") and made == list(there())
+            assert set(made) <= {unit.uuid for unit in queue.info().gpus}  # the daemon sees them at once
+            number = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="class=2g.20gb"))
+            until_running(queue, number)
+            (leased,) = queue.job(number).devices
+            (free,) = set(made) - {leased}
+            for uid in (ANNA, CARL, 0):
+                with pytest.raises(NotEnoughGpus) as caught:
+                    mig.remove([leased])
+                code, out, err = says(uid, daemon, "remove", leased)
+                assert code == 125 and f"dockless: {caught.value}" in err and f"hint: {caught.value.hint}" in err
+            code, out, err = says(BEN, daemon, "remove", free)
+            assert code == 125 and "making and removing MIG slices is for administrators" in err and out == []
+            assert "is for administrators" in says(BEN, daemon, "create", "1", "1g.10gb")[2] and set(there()) == set(made)
+            assert says(CARL, daemon, "remove", free) == (0, [], "") and list(there()) == [leased]
+            for words, message in (
+                (("create", "0", "1g.10gb"), "GPU 0 is not divided by MIG"), (("create", "1", "9g"), "GPU 1 has no profile '9g'"),
+                (("create", "1", "7g.80gb"), "there is no room"), (("create", "9", "1g.10gb"), "no GPU 9"),
+                (("remove", "MIG-nosuch"), "MIG-nosuch"), (("remove", gpu.inventory()[0].uuid), "GPU 0 is not a slice"),
+            ):  # fmt: skip
+                code, out, err = says(CARL, daemon, *words)
+                assert code == 125 and message in err and out == [] and list(there()) == [leased]
+            assert queue.job(number).state == "RUNNING"
+            anna = pwd.getpwuid(ANNA).pw_name
+            audit = [line.split(" ", 1)[1] for line in (home / "state" / "audit.log").read_text().splitlines() if "op=mig_" in line]
+            assert audit[:2] == [f"uid={ANNA} user={anna} op=mig_create ok", f"uid={ANNA} user={anna} op=mig_remove not_enough_gpus"]
+            assert f"uid={BEN} user={pwd.getpwuid(BEN).pw_name} op=mig_remove not_permitted" in audit
     finally:
         daemon.end()
 

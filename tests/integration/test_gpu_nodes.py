@@ -16,9 +16,10 @@ import pytest
 from support.requires import requires
 
 from dockless.base import paths
+from dockless.base.dataclass import replace
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import nodes as gpu_nodes
-from dockless.sandbox.gpus.gpu import UNSET_IN_SANDBOX, device_nodes, environment, find, inventory, other_nodes
+from dockless.sandbox.gpus.gpu import UNSET_IN_SANDBOX, Gpu, device_nodes, environment, find, inventory, other_nodes
 
 without_driver = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver")
 
@@ -156,6 +157,40 @@ def test_as_an_ordinary_user_the_source_is_dev_null(simulate):
 
 
 # ---- what real nodes must be ----------------------------------------------------------------------------------------------------------
+
+
+@requires("root")
+def test_nodes_for_graphics_are_found_by_the_address(tmp_path, monkeypatch):
+    """Of a made-up host: which nodes are a GPU's, sysfs says; another GPU's, and those of a slice, are none of its."""
+    numbers = {"nvidiactl": (195, 255), "nvidia0": (195, 0), "nvidia-uvm": (511, 0), "dri/card2": (226, 2), "dri/renderD129": (226, 129)}
+    numbers |= {"dri/card0": (226, 0), "dri/renderD128": (226, 128)}
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for name, number in numbers.items():
+        os.mknod(tmp_path / "dev" / name, stat.S_IFCHR | 0o660, os.makedev(*number))
+    for address, names_there in (("0000:17:00.0", ("card2", "renderD129", "card2-DP-1")), ("0000:65:00.0", ("card0", "renderD128"))):
+        for name in names_there:
+            folder = tmp_path / "pci" / address / "drm" / name
+            folder.mkdir(parents=True)
+            if "DP" not in name:
+                (folder / "dev").write_text("226:{}\n".format(numbers[f"dri/{name}"][1]))
+    (tmp_path / "devices").write_text("Character devices:\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n")
+    for name, place in (("_DEV", "dev"), ("_PCI", "pci"), ("_PROC_DEVICES", "devices")):
+        monkeypatch.setattr(gpu_nodes, name, tmp_path / place)
+    mine = Gpu(0, "GPU-1", 0, "a real one", 1, pci_bus_id="0000:17:00.0")
+    assert names(device_nodes([mine])) == ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"]
+    found = device_nodes([mine], graphics=True)
+    assert [(node.target, node.major, node.minor) for node in found[3:]] == [("/dev/dri/card2", 226, 2), ("/dev/dri/renderD129", 226, 129)]
+    path = "/dev/dri/by-path/pci-0000:17:00.0"
+    assert gpu_nodes.links([mine], found) == ((f"{path}-card", "../card2"), (f"{path}-render", "../renderD129"))
+    assert names(device_nodes([replace(mine, parent="GPU-0")], graphics=True)) == names(found[:3])
+    (tmp_path / "dev/dri/card2").unlink()
+    found = device_nodes([mine], graphics=True)
+    assert names(found[3:]) == ["/dev/dri/renderD129"] and gpu_nodes.links([mine], found) == ((f"{path}-render", "../renderD129"),)
+    assert names(device_nodes([replace(mine, pci_bus_id="0000:99:00.0")], graphics=True)) == names(found[:3])
+    (tmp_path / "dev/dri/card2").symlink_to("card0")
+    with pytest.raises(GpuError, match="card2 is a symbolic link") as error:
+        device_nodes([mine], graphics=True)
+    assert "udevadm" in error.value.hint
 
 
 def test_a_link_is_refused_even_to_the_right_device(tmp_path):

@@ -123,6 +123,8 @@ def test_a_user_is_told_why_and_what_to_do(tmp_path):
         "its nodes are closed on this host: `dockless submit` asks root's daemon for GPUs",
     )
     assert given([there[3], there[4]])[0] == "", "nothing that CUDA needs"
+    of_graphics = DeviceNode("/dev/dri/renderD128", there[0].source, 1, 3)
+    assert given([of_graphics])[0] == "" and gpu_nodes.closed([of_graphics]) == []
     assert doctor._opened("2 GPUs", there) == ("ok", "2 GPUs; their nodes are closed: users get them by leases of root's daemon", "")
     (folder := tmp_path / "group").mkdir()
     there = made(folder, 0o660, 54321)

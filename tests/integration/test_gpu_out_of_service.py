@@ -241,3 +241,11 @@ def test_devices_of_another_kind(two, home, tmp_path):
             assert dockless.run("host", ["true"], devices=[f"{KIND}=0"]).returncode == 0
     finally:
         daemon.end()
+
+
+def test_a_reason_counts_only_beside_the_name_that_root_has_bound():
+    """Of a GPU that a user has it says nothing: she has it still, and it counts in her quota."""
+    said = (b"GPU-a/out/fan", 0)
+    assert lease._reasons([said]) == lease._reasons([said, (b"GPU-a", 1000)]) == {}
+    assert lease._reasons([(b"GPU-a/out/fan", 1000), (b"GPU-a", 0)]) == {}
+    assert lease._reasons([said, (b"GPU-a", 0)]) == {b"GPU-a": "fan"}

@@ -284,6 +284,29 @@ def test_those_that_start_together_and_fill_more_than_one(daemon, uuids):
             queue.submit_gang(alone)
 
 
+def test_what_is_used_of_a_gpu_is_never_more_than_it(daemon):
+    """Each share counts by its memory, and those that start together have theirs in equal parts; also when the daemon is another."""
+    with daemon.client() as queue:
+        began = time.time()
+        jobs = [running(queue, submit(queue, "20G")).id for _ in range(4)]
+        gang = queue.submit_gang([JobSpec(FOREVER, gpus="memory=10G", role="r") for _ in range(2)])
+        for job in gang:
+            running(queue, job)
+        parts = [row[0] for row in schema.connect(daemon.home / "state" / "jobs.db").execute("SELECT part FROM attempts ORDER BY job")]
+        assert parts == [0.25] * 4 + [0.5] * 2
+        until(lambda: time.time() > began + 2, "some time goes by")
+        (used,) = queue.usage()
+        assert 1.0 < used.gpu_seconds <= 2 * (time.time() - began)
+    daemon.stop()
+    daemon.start()
+    with daemon.client() as queue:
+        for job in (*jobs, gang[0]):
+            queue.cancel(job, grace=0)
+        queue.wait_many([*jobs, *gang])
+        (used,) = queue.usage()
+        assert 1.0 < used.gpu_seconds <= 2 * (time.time() - began)
+
+
 def test_who_comes_back_finds_them(daemon, uuids):
     with daemon.client() as queue:
         first = running(queue, submit(queue, "40G")).id
@@ -417,7 +440,9 @@ def test_who_has_what_is_shown(daemon, uuids, now, capfd):
         now.write_text(program(queue, job, 30 * GB))
         assert queue.info().gpus[0].shares == (GpuShare(me, 40 << 30, job), GpuShare(me, 10 << 30))
         assert queue.info().gpus[1].shares == () and main(["info"]) == 0
-        assert re.search(rf"^0 .* 2 shares, 50 GiB  {me} ", capfd.readouterr().out, re.MULTILINE)
+        shown = capfd.readouterr().out
+        assert re.search(rf"^0 .* 2 shares, 50 GiB  {me} ", shown, re.MULTILINE)
+        assert f"quota       user {me}: 2 GPUs in use, no limit, of which 2 for shares of a GPU\n" in shown
         until(lambda: any(one.used for one in queue.top().jobs), "the GPUs are looked at")
         assert main(["top", "--once"]) == main(["metrics"]) == 0
         shown = capfd.readouterr().out

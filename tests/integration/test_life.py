@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import select
+import shutil
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ import dockless
 from dockless import PIPE, aio
 from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
-from dockless.sandbox.run import children, detached
+from dockless.sandbox.run import children, detached, ending
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.spec import Spec
 
@@ -367,6 +368,25 @@ def test_gpus_are_the_same_when_it_is_started_again(start, own_host):
     with pytest.raises(NotEnoughGpus):
         box.restart()
     assert box.state == "exited"
+
+
+def test_a_stop_returns_when_its_keeper_has_ended(start):
+    """Which says how it ended before it lets go of its GPUs: who starts the next one needs them."""
+    over, box = start("true"), start("sleep 1000")
+    over.wait()
+    shutil.copy(over.inner.directory / "exit", box.inner.directory / "exit")
+    assert box.state == "exited"
+    keeper, stopping = os.pidfd_open(box.inner.pid), threading.Thread(target=ending.end, args=[box.inner])
+    try:
+        stopping.start()
+        stopping.join(0.2)
+        assert stopping.is_alive()
+    finally:
+        os.kill(box.inner.init_pid, signal.SIGKILL)
+        stopping.join(20)
+        has_ended = select.select([keeper], [], [], 0)[0]
+        os.close(keeper)
+    assert has_ended
 
 
 @requires("root", "cgroup2:hugetlb")

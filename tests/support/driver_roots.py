@@ -1,7 +1,7 @@
 """User spaces of real NVIDIA drivers, from Debian's non-free section, each unpacked below a directory of its own in the user's cache.
 
 Their licence forbids handing them on, so they are fetched where a test needs them; nothing is installed. Without a kernel driver their
-libcuda still says which CUDA it is for, and their nvidia-smi that it cannot communicate.
+libcuda still says which CUDA it is for, and their nvidia-smi that it cannot communicate. Another C library than this host's is here, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from pathlib import Path
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dockless-tests"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _NAMES = "libcuda1 libnvidia-ml1 nvidia-smi libnvidia-ptxjitcompiler1 libnvidia-encode1 libnvcuvid1 nvidia-opencl-icd"
+_GRAPHICS = "libcuda1 libnvidia-ml1 libegl-nvidia0 libglx-nvidia0 libgles-nvidia2 libnvidia-allocator1 libnvidia-eglcore libnvidia-glcore"
+_GRAPHICS += " libnvidia-glvkspirv nvidia-egl-common nvidia-vulkan-common"
 _FAMILIES = {
     "535": ("bookworm", _NAMES),
     "550": ("trixie", _NAMES),
     "mps": ("bookworm", "libcuda1 libnvidia-ml1 nvidia-cuda-mps"),
     "470": ("bookworm", "libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ml1 nvidia-tesla-470-smi libnvidia-tesla-470-ptxjitcompiler1"),
+    "graphics-535": ("bookworm", _GRAPHICS),
+    "graphics-550": ("trixie", f"{_GRAPHICS} libnvidia-gpucomp"),
+    "glibc-2.41": ("trixie", "libc6 libc-bin"),
 }
 CUDA = {"535": 12020, "550": 12040, "470": 11040}
 """What cuDriverGetVersion of each answers."""
+VERSIONS = {"graphics-535": "535.261.03", "graphics-550": "550.163.01"}
 
 
 @functools.cache
@@ -56,7 +62,7 @@ def root(family: str) -> Path:
 def _fetch(where: Path, suite: str, packages: list[str]) -> None:
     for name in ("lists/partial", "cache/archives/partial", "debs"):
         (where / name).mkdir(parents=True)
-    (where / "sources.list").write_text(f"deb [signed-by={_KEYRING}] http://deb.debian.org/debian {suite} non-free\n")
+    (where / "sources.list").write_text(f"deb [signed-by={_KEYRING}] http://deb.debian.org/debian {suite} main non-free\n")
     options = {
         "Dir::Etc::SourceList": where / "sources.list", "Dir::Etc::SourceParts": "/nonexistent", "Dir::State::Lists": where / "lists",
         "Dir::Cache": where / "cache", "APT::Architecture": "amd64", "APT::Architectures": "amd64", "APT::Sandbox::User": "",

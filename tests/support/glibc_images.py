@@ -1,4 +1,4 @@
-"""Images whose C library is this host's glibc, laid out as Debian or as Red Hat has it, with a program that opens libcuda."""
+"""Images whose C library is this host's glibc or another, laid out as Debian or as Red Hat has it, with a program that opens libcuda."""
 
 from __future__ import annotations
 
@@ -31,19 +31,24 @@ int main(int n, char **names) {
 """
 
 
-def entries(where: Path, kind: Kind) -> list[Entry]:
-    """The files, for a layer: programs, the C library, ldconfig, a cache for the linker, ``probe``."""
+def entries(where: Path, kind: Kind, glibc: Path | None = None) -> list[Entry]:
+    """The files, for a layer: programs, the C library, ldconfig, a cache for the linker, ``probe``. ``glibc``: where Debian's packages of
+    another C library are unpacked."""
     source, program = where / "probe.c", where / "probe"
     source.write_text(_PROBE)
     subprocess.run(["gcc", "-O1", "-o", str(program), str(source), "-ldl"], check=True, capture_output=True)
     found = {item.name: item for item in rootfs_entries()}
     place = DIRECTORY[kind]
     made = [directory(name) for name in ("lib64", "sbin", "usr/lib", place)]
-    made += [file(f"{place}/{name}", Path(_host(name)).read_bytes(), 0o755) for name in _LIBRARIES]
     loader = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}[platform.machine()]
-    made += [file(loader, Path("/", loader).read_bytes(), 0o755), file("bin/probe", program.read_bytes(), 0o755)]
-    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin") or ""
-    made.append(file("sbin/ldconfig", Path(ldconfig).read_bytes(), 0o755))
+    sources = {name: Path(_host(name)) for name in _LIBRARIES} | {"loader": Path("/", loader)}
+    sources["ldconfig"] = Path(shutil.which("ldconfig", path="/sbin:/usr/sbin") or "")
+    if glibc is not None:
+        theirs = {name: glibc / DIRECTORY["debian"] / name for name in (*_LIBRARIES, Path(loader).name)}
+        sources = {**theirs, "loader": theirs[Path(loader).name], "ldconfig": glibc / "usr/sbin/ldconfig"}
+    made += [file(f"{place}/{name}", sources[name].read_bytes(), 0o755) for name in _LIBRARIES]
+    made += [file(loader, sources["loader"].read_bytes(), 0o755), file("bin/probe", program.read_bytes(), 0o755)]
+    made.append(file("sbin/ldconfig", sources["ldconfig"].read_bytes(), 0o755))
     listed = [linker_cache.Entry(name.encode(), f"/{place}/{name}".encode(), _FLAGS) for name in _LIBRARIES]
     made += [file("etc/ld.so.cache", linker_cache.encode(linker_cache.Cache(tuple(listed)))), file("etc/ld.so.conf", f"/{place}\n")]
     if kind == "debian":
@@ -51,10 +56,10 @@ def entries(where: Path, kind: Kind) -> list[Entry]:
     return [*(item for name, item in found.items() if name not in {entry.name for entry in made}), *made]
 
 
-def load(where: Path, kind: Kind, more: Iterable[Entry] = (), *, name: str = "", **configuration: Any) -> str:
+def load(where: Path, kind: Kind, more: Iterable[Entry] = (), *, name: str = "", glibc: Path | None = None, **configuration: Any) -> str:
     """Its name in the store of this test. ``more``: in a second layer."""
     name = name or f"{kind}:latest"
-    layers: list[list[Entry]] = [entries(where, kind)]
+    layers: list[list[Entry]] = [entries(where, kind, glibc)]
     layers += [list(more)] if more else []
     Store().load(make_oci_layout(where / name.replace(":", "-"), layers, config(**configuration), name, compression="none"))
     return name

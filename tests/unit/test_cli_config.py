@@ -55,13 +55,18 @@ def test_one_that_is_wrong(say, home, text, said):
 
 
 @pytest.mark.parametrize("text", ["[disk]\nper_user = '1G'\n", "[volumes]\n'/mnt/$GROUP' = '/srv/$GROUP'\n"])
-def test_what_only_roots_daemon_can_do(say, home, monkeypatch, text):
-    """Of the file that is in use: a user may look at root's, too."""
+def test_what_only_roots_daemon_can_do(say, home, tmp_path, monkeypatch, text):
+    """Of the file that is in use, also by its name: a user may look at root's, too."""
     (home / "dockless.toml").write_text(text)
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     code, out, err = say("check")
     assert (code, out) == (125, "") and err.startswith("dockless: only root's daemon can") and "\n  hint: leave " in err
-    assert say("check", str(home / "dockless.toml")) == (0, "HOME/dockless.toml is right.\n", "")
+    named = tmp_path / "named.toml"
+    named.symlink_to(home / "dockless.toml")
+    for name in (home / "dockless.toml", named):
+        assert say("check", str(name)) == (code, out, err)
+    (tmp_path / "roots.toml").write_text(text)
+    assert say("check", str(tmp_path / "roots.toml")) == (0, f"{tmp_path}/roots.toml is right.\n", "")
     assert say("show")[0] == 0
 
 

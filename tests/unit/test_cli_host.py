@@ -95,7 +95,7 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
     units = {unit.index: unit for unit in gpu.units(gpu.inventory())}
     busy = next(index for index, unit in units.items() if unit.processes)
     me = idmaps.user_name(os.geteuid())
-    holders = {1: f"a sandbox       {me}", busy: "in use outside"}
+    holders = {1: f"a process of {me}  {me}", busy: "in use outside"}
     assert busy != 1
     with gpu_lease.lease(gpu.parse_request("device=1")):
         code, out, err = say("info", "--json")
@@ -140,7 +140,7 @@ def test_a_gpu_on_which_a_run_computes_is_not_in_use_outside(home, monkeypatch, 
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G,busy=0")
     (unit,) = gpu.units(gpu.inventory())
     monkeypatch.setattr(gpu_lease, "holders", lambda uuids: {unit.uuid: 4_000_000_000})
-    assert unit.processes and "  a sandbox  4000000000\n" in say("info")[1]
+    assert unit.processes and "  a process of 4000000000  4000000000\n" in say("info")[1]
     (shown,) = json.loads(say("info", "--json")[1])["gpus"]
     assert (shown["held"], shown["outside"]) == (True, False)
 

@@ -23,7 +23,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import Ahead, Client, Job, JobSpec, State, Why, connect
+from dockless.sched import Ahead, Awaited, Client, Job, JobSpec, State, Why, connect
 from dockless.sched.callers import Caller
 from dockless.sched.jobs import Attempt, AttemptState
 from dockless.sched.wire import listed
@@ -409,6 +409,18 @@ def test_why_in_lines(monkeypatch, capfd):
         "starts   nobody can say: jobs 3, 4 have no time limit", "rule     new: a rule of a newer daemon",
     ]  # fmt: skip
     assert told() == [*first, "starts   nobody can say yet"]
+    assert told(starts_after=7200.0)[2:] == ["starts   not in the next 2h; nothing further is foretold, as too much waits"]
+    assert told(starts_after=0.1)[2:] == ["starts   nothing further is foretold, as too much waits"]
+    awaited = (Awaited(1, "RUNNING", 60.0), Awaited(2, "PENDING", 7200.0), Awaited(3, "PENDING"))
+    kept = {"place": 0, "waiting": 1, "reason": "waits for others", "awaited": awaited, "awaiting": 9}
+    assert told(**kept, rule="after", starts_in=7200.0, earlier=("submitted again",)) == [
+        "job 7 waits: for others",
+        "starts   in about 2h, if those jobs take their whole time limits and what it needs is free then",
+        "rule     after: it may not start until other jobs have ended",
+        "behind   job 1 (RUNNING, ends in 1m at the latest), job 2 (PENDING, ends in about 2h), job 3 (PENDING) and 6 more",
+        "sooner   submitted again",
+    ]
+    assert told(place=0, rule="begin", starts_in=60.0)[1] == "starts   in 1m at the earliest, if what it needs is free then"
 
 
 def row(**fields) -> Job:
@@ -427,6 +439,8 @@ def _at_1000(monkeypatch):
         (row(image="img"), ["7", "ann", "PENDING", "15m", "img"]),
         (row(reason="why", command="sleep 1", image="img"), ["7", "ann", "PENDING", "15m", "sleep 1", "why"]),
         (row(name="n", place=12, starts_in=7261.0), ["7", "ann", "PENDING", "15m", "12", "2h1m", "n"]),
+        (row(name="n", place=12, starts_after=7261.0), ["7", "ann", "PENDING", "15m", "12", ">2h1m", "n"]),
+        (row(name="n", place=12, starts_after=0.5), ["7", "ann", "PENDING", "15m", "12", "later", "n"]),
         (row(state=State.RUNNING, started=940.0, name="n", command="c", gpu_count=2), ["7", "ann", "RUNNING", "2", "1m", "n"]),
         (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n"), ["7", "ann", "FAILED", "5s", "n", "exit 3"]),
         (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n", reason="r"), ["7", "ann", "FAILED", "5s", "n", "r"]),
@@ -502,8 +516,15 @@ def test_what_keeps_a_job_waiting(daemon, say):
     assert say("hold", "-q", "2") == (0, [], [])
     code, lines, _ = say("hold", "--json", "2", "1")
     assert code == 0 and [(row["id"], row["options"]["held"]) for row in json.loads("\n".join(lines))] == [(2, first.user), (1, first.user)]
-    assert say("why", "2")[1] == [f"job 2 waits: held by {first.user}"]
-    assert say("release", "2")[0] == 0 and say("why", "2")[1] == ["job 2 waits: for the end of job 1"]
+    assert say("why", "2")[1][:6] == [
+        f"job 2 waits: held by {first.user}; waits for the end of job 1",
+        "starts   nobody can say before it is released",
+        "rule     held: it may not start until it is released",
+        "behind   job 1 (PENDING)",
+        "sooner   after `dockless release 2`",
+        "sooner   after `dockless release 1`, as it waits for what is held",
+    ]
+    assert say("release", "2")[0] == 0 and say("why", "2")[1][:2] == ["job 2 waits: for the end of job 1", "starts   nobody can say yet"]
     assert sorted(say("queue", "-q")[1]) == [str(n) for n in range(1, 8)]
     assert say("release", "3")[0] == 125 and "does not wait" in say("release", "3")[2][0]
     for array in ("0", "1-5", "5%0", "5%", "x"):

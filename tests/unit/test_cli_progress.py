@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
 from support.streams import Stream
 
-from dockless.cli import progress, sandbox_options
+from dockless.cli import counted, progress, sandbox_options
 from dockless.cli.progress import LINE_EVERY, SUMMARY_AFTER, SUMMARY_FROM, WRITTEN_FROM, ProgressLine, resumable
 from dockless.images.progress import Progress
 
@@ -147,3 +148,24 @@ def test_the_image_of_a_run_is_brought_as_the_options_say(quiet, as_json, pull, 
     assert sandbox_options.fetched("img", Options, bring) == "there" and came == [asked]
     Options.platform = None
     assert sandbox_options.fetched("host", Options, bring) == "host" and len(came) == 1
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_counted_has_a_line_now_and_then_or_a_bar(clock, capfd, monkeypatch):
+    with counted.Counted(quiet=False) as tell:
+        for at, done in ((14.9, 100), (15, 2000), (29.9, 3000), (30, 4000)):
+            clock[0] = 1000.0 + at
+            tell("jobs sent", done, 4000)
+    assert capfd.readouterr().err == "2,000 of 4,000 jobs sent\n4,000 of 4,000 jobs sent\n"
+    clock[0] = 1000.0
+    for quiet, seconds in ((False, 0.4), (False, 0.6), (True, 0.6)):
+        terminal = _Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with counted.Counted(quiet) as tell:
+            clock[0] += seconds
+            tell("jobs sent", 500, 4000)
+        assert ("jobs sent" in terminal.getvalue() and "500/4000" in terminal.getvalue()) is (not quiet and seconds > counted.BAR_AFTER)

@@ -263,7 +263,8 @@ def test_settings_are_read_again(home, gpus, capfd):
     said.append(capfd.readouterr().err)
     assert seen == [3, 3, 5]
     lines = "".join(said).splitlines(keepends=True)
-    assert lines[0] == unknown and lines[3:] == ["dockless daemon: settings read again\n", "dockless daemon: ending; running jobs go on\n"]
+    again = "dockless daemon: settings read again: host.cpu_jobs, quota.users.nobody-here\n"
+    assert lines[0] == unknown and lines[3:] == [again, "dockless daemon: ending; running jobs go on\n"]
     assert lines[2].startswith(f"dockless daemon: settings not changed: {file}:2: host.cpu_jobs")
 
 

@@ -333,6 +333,36 @@ def test_what_the_simulated_gpus_do_changes_at_will(simulate, monkeypatch, tmp_p
         assert watch.computing(nvml, gpus[0].uuid) == {4711: 0.3, 4712: 0.05}, "the newest of each; what is not filled is left out"
 
 
+def test_errors_heat_and_power_of_a_simulated_gpu_change_while_it_runs(simulate, monkeypatch, tmp_path):
+    simulate("2x80G,ecc=1")
+    state = state_of(monkeypatch, tmp_path, "busy 0 50")
+    with session() as nvml:
+        uuids = [unit.uuid for unit in inventory()]
+        first, second = watch.readings(nvml, uuids)
+        assert (first.temperature, first.power, first.ecc_corrected, first.ecc_uncorrected) == (50, 50 + 50 * 2.505, 0, 0)
+        assert second.ecc_uncorrected == 2 and not first.trouble
+        state.write_text("temperature 0 91\npower 0 300\necc 0 1\necc 0 3 7\necc 1 0\n")
+        first, second = watch.readings(nvml, uuids)
+        assert (first.temperature, first.power, first.ecc_corrected, first.ecc_uncorrected) == (91, 300, 7, 3)
+        assert "3 uncorrectable errors" in first.trouble and not second.trouble
+
+
+def test_a_simulated_gpu_is_lost_and_is_there_again(simulate, monkeypatch, tmp_path):
+    simulate("2x80G,mig=2")
+    state = state_of(monkeypatch, tmp_path)
+    with session() as nvml:
+        uuids = [unit.uuid for unit in units(inventory())]
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuids[0])
+        state.write_text("lost 0 1\n")
+        with pytest.raises(nvml.NVMLError_GpuIsLost):
+            nvml.nvmlDeviceGetMemoryInfo(handle)  # who has it already, too
+        assert [reading.trouble for reading in watch.readings(nvml, uuids)] == [watch.LOST, "", ""]
+        state.write_text("lost 1 1\n")
+        assert [reading.trouble for reading in watch.readings(nvml, uuids)] == ["", watch.LOST, watch.LOST]
+        state.write_text("lost 1 1\nlost 1 0\n")
+        assert [reading.trouble for reading in watch.readings(nvml, uuids)] == ["", "", ""]
+
+
 def test_programs_that_draw(simulate, monkeypatch, tmp_path):
     """They have a GPU like those that compute; the host's display has it beside them: what is on a GPU that shows one, and the few MiB that
     a display server keeps of each GPU."""

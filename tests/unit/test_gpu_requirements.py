@@ -83,6 +83,7 @@ def test_a_variable_with_an_endless_name_makes_no_endless_error(text):
         ({"NVIDIA_REQUIRE_CUDA": "cuda>=12", "NVIDIA_DISABLE_REQUIRE": "0"}, {"NVIDIA_REQUIRE_CUDA": "cuda>=12"}),
         ({"CUDA_VERSION": "9.0.176"}, {"CUDA_VERSION": "cuda>=9.0"}),
         ({"CUDA_VERSION": "12.4.1", "NVIDIA_REQUIRE_CUDA": "cuda>=12.4"}, {"NVIDIA_REQUIRE_CUDA": "cuda>=12.4"}),
+        ({"CUDA_VERSION": "12.4.1", "NVIDIA_REQUIRE_CUDA": ""}, {"CUDA_VERSION": "cuda>=12.4"}),
     ],
 )  # fmt: skip
 def test_which_variables_count(variables, expected):

@@ -96,6 +96,7 @@ def test_what_runs_counts():
     found = PastUsage(1e9).at(1000.0, [*running, RunningJob(0, "dora", on(3))])
     assert found["user anna"] == 1200.0 and found["user bob"] == pytest.approx(1000.0)
     assert set(found) == {"user anna", "user bob"}
+    assert PastUsage(1e9).at(1000.0, [RunningJob(4, "emil", on(3), since=0.0, share=20, part=0.25)])["user emil"] == pytest.approx(250.0)
     assert PastUsage(10_000.0).at(1e9, running[1:2])["user bob"] == pytest.approx(14_427, rel=0.001)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from dockless.sched.jobs import Filter
 from dockless.sched.policy.forecast import forecast
 from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queries
-from dockless.sched.wire import client, listed, outlook, protocol, server, verbs
+from dockless.sched.wire import answers, client, listed, outlook, protocol, server, verbs
 from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -193,6 +194,37 @@ def test_when_each_of_a_queue_starts(tmp_path, monkeypatch):
         (mine,) = await desk(BEN, lambda queue: queue.queue(user="ben", states=["PENDING"]))
         assert (mine.id, mine.place, round(mine.starts_in / 3600, 1)) == (numbers[4], 4, 6.0), "others are counted all the same"
         assert threads and threading.get_ident() not in threads
+
+    play(tmp_path, story)
+
+
+def test_what_would_let_it_start_earlier(tmp_path):
+    """Each with its moment; what would start now is said once."""
+
+    async def story(desk):
+        (first,) = await desk.submit(ANN, job(gpus="2", time_limit=3600.0))
+        await desk.runs(first)
+        await desk.submit(BEN, job(gpus="1", time_limit=7200.0))
+        wide, *_ = await desk.submit(ANN, job(gpus="2", time_limit=7200.0))
+        await desk.engine.decided()
+        found = await desk(ANN, lambda queue: queue.why(wide))
+        assert round(found.starts_in / 3600, 1) == 3.0 and found.sooner == ()
+        assert found.earlier == ("in about 1 h with 1 GPU instead of 2",)
+
+    play(tmp_path, story)
+
+
+def test_another_model_would_start_earlier(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G:H100+1x80G:A100")
+
+    async def story(desk):
+        hours, half = await desk.submit(ANN, job(gpus="class=H100", time_limit=7200.0), job(gpus="class=A100", time_limit=1800.0))
+        for number in (hours, half):
+            await desk.runs(number)
+        (waits,) = await desk.submit(ANN, job(gpus="class=H100", time_limit=60.0))
+        await desk.engine.decided()
+        found = await desk(ANN, lambda queue: queue.why(waits))
+        assert found.earlier == ("in about 30 min with 1 GPU of model Simulated A100",)
 
     play(tmp_path, story)
 
@@ -761,5 +793,70 @@ def test_what_is_listed_of_a_long_command(tmp_path):
         await desk.submit(ANN, long)
         shown = (await desk(ANN, lambda queue: queue.job(1))).command
         assert shown.startswith("env sh -c 'x y' '\\xff' zzz") and 200 <= len(shown) < 210
+
+    play(tmp_path, story)
+
+
+def test_what_happened_to_a_job(tmp_path, monkeypatch):
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job(gpus="1", hold=True))
+
+        async def told(who=ANN):
+            found = await desk(who, lambda queue: queue.events(number))
+            assert [one.at for one in found] == sorted(one.at for one in found)
+            return [(one.event, one.attempt, one.detail) for one in found]
+
+        assert await told() == [("submit", 0, "held")]
+        await desk(ANN, lambda queue: queue.release(number))
+        await desk.runs(number)
+        (gpu,) = desk.engine.entries[number].job.devices
+        before = [("submit", 0, "held"), ("release", 0, "by ann"), ("start", 1, gpu), ("running", 1, "")]
+        assert await told() == before
+        await desk(ANN, lambda queue: queue.requeue(number))
+        await until(lambda: desk.engine.entries[number].job.attempt == 2)
+        await desk.runs(number)
+        before = await told()
+        assert before[4:] == [("ended", 1, "requeued by ann"), ("requeue", 0, "requeued by ann"), ("start", 2, gpu), ("running", 2, "")]
+        desk.engine.launcher.boxes[desk.engine.name(number, 2)].end(Exit(3, None))
+        await desk(ANN, lambda queue: queue.wait(number, timeout=DEADLINE))
+        whole = await told(0)
+        assert whole == [*before, ("ended", 2, "exit code 3"), ("failed", 0, "exit code 3")]
+        said = await desk.refused(NotPermitted, BEN, lambda queue: queue.events(number))
+        assert "belongs to ann" in said
+        await desk.refused(UnknownJob, 0, lambda queue: queue.events(99))
+        (cancelled,) = await desk.submit(ANN, job(begin=time.time() + 3600))
+        await desk(ANN, lambda queue: queue.hold(cancelled))
+        await desk(ANN, lambda queue: queue.cancel(cancelled))
+        found = await desk(ANN, lambda queue: queue.events(cancelled))
+        assert [(one.event, one.detail) for one in found][:2] == [("submit", ""), ("hold", "by ann")]
+        assert [one.event for one in found][-1] == "cancelled"
+        monkeypatch.setattr(answers, "MAX_EVENTS", 3)
+        assert await told() == whole[-3:]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("mig_create", {}), ("mig_create", {"gpu": 1}), ("mig_create", {"profiles": ["1g.10gb"]}),
+        ("mig_create", {"gpu": -1, "profiles": ["1g"]}), ("mig_create", {"gpu": True, "profiles": ["1g"]}),
+        ("mig_create", {"gpu": 1, "profiles": []}),
+        ("mig_create", {"gpu": 1, "profiles": "1g"}), ("mig_create", {"gpu": 1, "profiles": ["1g"] * 257}),
+        ("mig_remove", {}), ("mig_remove", {"slices": [1]}), ("mig_remove", {"slices": [["MIG-1"]]}),
+    ],
+)  # fmt: skip
+def test_what_slices_are_asked_for_is_checked(tmp_path, op, fields):
+    async def story(desk):
+        await desk.refused(BadInput, 0, lambda queue: queue._call(op, **fields))
+
+    play(tmp_path, story)
+
+
+def test_slices_are_for_administrators(tmp_path):
+    async def story(desk):
+        said = await desk.refused(NotPermitted, ANN, lambda queue: queue.create_slices(1, ["1g.10gb"]))
+        assert said == "making and removing MIG slices is for administrators"
+        assert await desk.refused(NotPermitted, ANN, lambda queue: queue.remove_slices(["MIG-1"])) == said
 
     play(tmp_path, story)

@@ -9,6 +9,7 @@ import stat
 import pytest
 from support.desk import ANN, BEN, PEOPLE, play
 
+from dockless.base import paths
 from dockless.errors import NotPermitted
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
@@ -43,6 +44,33 @@ def test_who_asked_for_what(tmp_path):
     ]
     about = os.stat(tmp_path / "audit.log")
     assert stat.S_IMODE(about.st_mode) == (0o640 if os.geteuid() == 0 else 0o600)
+
+
+def test_what_an_administrator_reads_of_others(tmp_path):
+    """What another's job wrote or asked for is written down, one's own is not; settings that changed by their keys alone."""
+
+    async def story(desk):
+        await desk.submit(ANN, SECRET)
+        (box,) = [await desk.runs(1)]
+        for who in (ANN, 0):
+            await desk(who, lambda queue: [*queue.logs(1)])
+            await desk(who, lambda queue: queue.spec(1))
+        await desk.refused(NotPermitted, BEN, lambda queue: [*queue.logs(1)])
+        for text in ("", "[quota]\ndefault = 2\n[quota.users]\nann = 7\n[queue]\nkeep_days = 3\n"):
+            paths.config_file().write_text(text)
+            await desk(0, lambda queue: queue.reload())
+            desk.know_people()
+        box.end(None)
+
+    play(tmp_path, story)
+    lines = [line.partition(" ")[2] for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert lines == [
+        "uid=1001 user=ann op=submit jobs=1 ok",
+        "uid=0 user=root op=logs jobs=1 ok",
+        "uid=0 user=root op=spec jobs=1 ok",
+        "uid=0 user=root op=reload ok",
+        "uid=0 user=root op=reload changed=queue.keep_days,quota.default,quota.users.ann ok",
+    ]
 
 
 @pytest.mark.parametrize(

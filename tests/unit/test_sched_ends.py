@@ -20,6 +20,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, outage, stopping
 from dockless.sched.engine import engine as engine_module
+from dockless.sched.engine.admission import admitting
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.engine.lifecycle import ending, starting
 from dockless.sched.jobs import JobSpec
@@ -167,7 +168,7 @@ def test_what_is_no_submit(tmp_path, launcher):
 
 
 def test_others_have_their_turn_while_many_jobs_are_looked_at(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(engine_module, "AT_A_TIME", 2)
+    monkeypatch.setattr(admitting, "AT_A_TIME", 2)
     order = []
 
     async def others():

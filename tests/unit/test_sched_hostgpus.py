@@ -74,6 +74,12 @@ def unusable(gpus: HostGpus, leased=()) -> frozenset[str]:
     return gpus.unusable(leased)
 
 
+def leased(gpus: HostGpus, ours=()) -> dict[str, int]:
+    """By others, after a look."""
+    asyncio.run(gpus.look())
+    return gpus.leased_by_others(ours)
+
+
 def test_what_there_is(host):
     """A divided one is its slices. Near is first the kind of link, then how many, of which no number outdoes a kind."""
     gpus = HostGpus()
@@ -100,6 +106,15 @@ def test_which_are_meant(host):
         gpus.resolve("3")
     host.there = (A, B)
     assert HostGpus().resolve("all") == (2, ())
+
+
+def test_a_share_is_all_of_the_smallest_gpu_at_most(host, monkeypatch):
+    """Of what is left when some is kept back. Who asks for more has a GPU of its own."""
+    monkeypatch.setattr(gpu, "shareable", lambda units: {"GPU-a": 300, "GPU-b": 200, "GPU-c": 100})
+    gpus = HostGpus()
+    gpus.keep_back(50)
+    assert [gpus.share_of(f"memory={size}M") for size in (150, 151)] == [150, 0]
+    assert [gpus.share_of(text) for text in ("count=2,memory=10M", "1", "")] == [0, 0, 0]
 
 
 def test_of_a_class_slices_come_first_and_of_them_the_smallest(host):
@@ -176,7 +191,7 @@ def test_a_host_without_gpus(host, there, error, said):
     host.there = there
     gpus = HostGpus()
     assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), unusable(gpus)) == (error, (), (), (0, ()), frozenset())
-    assert host.looks == 0 and gpus.leased_by_others(()) == {}
+    assert host.looks == 0 and leased(gpus) == {}
     with pytest.raises(NotEnoughGpus) as caught:
         gpus.resolve("2")
     assert (str(caught.value), caught.value.subject) == (said, "2")
@@ -186,10 +201,10 @@ def test_a_host_without_gpus(host, there, error, said):
 def test_what_is_in_use_outside(host):
     """Leased by others, or computed on, and not leased by the queue."""
     gpus = HostGpus()
-    assert unusable(gpus) == frozenset() and gpus.leased_by_others(()) == {}
+    assert unusable(gpus) == frozenset() and leased(gpus) == {}
     host.holders = {"GPU-b": 0, MIG_1: 1000}
-    assert gpus.leased_by_others(()) == {"GPU-b": 0, MIG_1: 1000}
-    assert gpus.leased_by_others(["GPU-b"]) == {MIG_1: 1000} and gpus.leased_by_others([MIG_1, "GPU-a", "GPU-b"]) == {}
+    assert leased(gpus) == {"GPU-b": 0, MIG_1: 1000}
+    assert leased(gpus, ["GPU-b"]) == {MIG_1: 1000} and leased(gpus, [MIG_1, "GPU-a", "GPU-b"]) == {}
     host.there = (replace(A, processes=BUSY), B, C)
     host.now += 3.0
     assert unusable(gpus) == {"GPU-a"} and unusable(gpus, {"GPU-a"}) == frozenset()
@@ -199,7 +214,7 @@ def test_names_of_no_gpu_of_this_host(host):
     """Bound by whoever likes to fill her group's quota."""
     gpus = HostGpus()
     host.holders = {"GPU-x": 1000, "": 1000, "other/GPU-a": 1001, "GPU-a\\xff": 1001, "GPU-b": 1002}
-    assert gpus.leased_by_others(()) == {"GPU-b": 1002}
+    assert leased(gpus) == {"GPU-b": 1002}
 
 
 def test_many_shares_of_one_user_count_as_one():
@@ -213,11 +228,64 @@ def test_many_shares_of_one_user_count_as_one():
     assert len(found) == hostgpus.MOST_HOLDERS + 1 and found["a", 1000] == 2 and sum(found.values()) == 5001
 
 
+def test_what_is_leased_elsewhere_of_gpus_that_are_shared(monkeypatch):
+    """A share with a number of ours is ours only where our user has it. A GPU of which others have shares is not leased whole besides, but
+    where somebody bound its own name: she has all of its memory."""
+    share = gpu_lease.Share
+    bound = [share("GPU-a", 5, "user", "1", 42), share("GPU-a", 5, "user", "1", 7), share("GPU-b", 6, "all", "2", 8)]
+    monkeypatch.setattr(hostgpus.os, "geteuid", lambda: 42)
+    monkeypatch.setattr(gpu_lease, "shares", lambda uuids: tuple(one for one in bound if one.uuid in uuids))
+    monkeypatch.setattr(gpu_lease, "whole", lambda uuids: {uuid: 9 for uuid in uuids if uuid == "GPU-b"})
+    monkeypatch.setattr(gpu_lease, "standing", lambda uuids: (dict.fromkeys(uuids, 6), {}))
+    free, nodes = {"GPU-a", "GPU-b", "GPU-c", "x/y=0", "x/y=1"}, {"x/y=0": ["node/1"], "x/y=2": ["node/2"]}
+
+    def found(ours):
+        return hostgpus.leased_elsewhere(free, nodes, [*free, "GPU-d"], ours, {"GPU-a": 10, "GPU-b": 20})
+
+    there = found({("GPU-a", 5, "1")})
+    assert {(one.uuid, one.uid, one.memory) for one in there.shares} == {("GPU-a", 7, 5), ("GPU-b", 8, 6), ("GPU-b", 9, 20)}
+    assert there.whole == {"GPU-c": 6, "x/y=0": 6, "x/y=1": 6}
+    assert found(None).shares == [] and found(None).whole.keys() == free
+
+
 def test_leases_that_cannot_be_seen(host):
     """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""
     gpus = HostGpus()
+    host.holders = {"GPU-a": 1000}
+    assert leased(gpus) == {"GPU-a": 1000}
     host.holders = GpuError("cannot see which GPUs are leased: No such file or directory")
-    assert gpus.leased_by_others(()) == {} and gpus.error == str(host.holders)
+    assert leased(gpus) == {} and gpus.error == str(host.holders)
+
+
+def test_what_others_lease_is_listed_beside_the_loop(host, monkeypatch):
+    """A user can bind a million names, and each is looked at: who waits goes on after a second with what was seen last."""
+    gpus, there, wakes, begun = HostGpus(), threading.Event(), [], []
+    host.holders = {"GPU-a": 1000}
+    assert leased(gpus) == {"GPU-a": 1000}
+    known = gpu_lease.standing
+
+    def slow(uuids):
+        begun.append(threading.current_thread())
+        there.wait(20)
+        return known(uuids)
+
+    async def play():
+        gpus.changed = lambda: wakes.append(gpus.leased_by_others(()))
+        monkeypatch.setattr(gpu_lease, "standing", slow)
+        host.holders = {"GPU-b": 1000}
+        for _ in range(2):  # the second asks nothing more
+            await asyncio.wait_for(gpus.look(), 10)
+            assert gpus.leased_by_others(()) == {"GPU-a": 1000}
+        assert len(begun) == 1 and begun[0] is not threading.main_thread()
+        there.set()
+        await until(lambda: wakes)
+        assert wakes == [{"GPU-b": 1000}]
+
+    try:
+        asyncio.run(play())
+    finally:
+        there.set()
+    gpus.close()
 
 
 def test_one_that_another_daemon_keeps_out_of_service(host, capfd):
@@ -225,11 +293,11 @@ def test_one_that_another_daemon_keeps_out_of_service(host, capfd):
     gpus = HostGpus()
     host.out = {"GPU-b": "drained by root: fan"}
     for _ in range(2):
-        assert gpus.leased_by_others(()) == {} and gpus.unusable(()) == gpus.out_of_service == {"GPU-b"} and gpus.reasons == {}
+        assert leased(gpus) == {} and gpus.unusable(()) == gpus.out_of_service == {"GPU-b"} and gpus.reasons == {}
     assert capfd.readouterr().err.count("GPU GPU-b is out of service: drained by root: fan") == 1
     gpus.failed("GPU-a", "Xid 79")
     host.out = {}
-    assert gpus.leased_by_others(()) == {} and gpus.out_of_service == gpus.reasons.keys() == {"GPU-a"}
+    assert leased(gpus) == {} and gpus.out_of_service == gpus.reasons.keys() == {"GPU-a"}
     assert "GPU GPU-b is in service again" in capfd.readouterr().err
 
 

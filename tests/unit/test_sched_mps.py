@@ -26,6 +26,7 @@ from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.engine import engine
 from dockless.sched.engine.gpus import mps, mps_places, sharing
+from dockless.sched.policy.supplies import MEMORY, Supply
 
 QUEUE = "0123456789abcdef"
 ROOM = 1 << 20
@@ -342,3 +343,9 @@ def test_one_that_cannot_be_ended_is_tried_again(tmp_path, monkeypatch, capfd):
         await until(lambda: not desk.engine.mps.known)
 
     play(tmp_path, story, CONFIG)
+
+
+def test_the_services_of_all_gpus_have_half_of_the_memory_together():
+    gpus = SimpleNamespace(whole=("GPU-a", "GPU-b"))
+    assert sharing._room(SimpleNamespace(supplies={MEMORY: Supply(100 << 20)}, gpus=gpus)) == 25 << 20
+    assert sharing._room(SimpleNamespace(supplies={MEMORY: Supply(3)}, gpus=gpus)) == 1 << 20

@@ -13,7 +13,7 @@ from dockless.errors import BadInput, NotEnoughGpus, NotPermitted, Refused
 from dockless.sandbox.spec import Spec
 from dockless.sched import ClassInfo, JobSpec, QuotaInfo
 from dockless.sched.config import Config
-from dockless.sched.policy.quotas import ClassQuota, Quota
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.wire import picture
 
 CONFIG = Config(
@@ -92,6 +92,21 @@ def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):
         assert capfd.readouterr().out == "No quotas are set, and nobody has a job.\n"
 
     play(tmp_path, story)
+
+
+def test_the_default_has_a_line_of_its_own(tmp_path, monkeypatch, capfd):
+    """Also where nobody has a job."""
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+
+    async def story(desk):
+        assert await desk(ANN, lambda queue: queue.quotas()) == [
+            QuotaInfo("default", "", limit=1, cpu_jobs=3, classes=(ClassInfo("H100", 0, 2),))
+        ]
+        assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
+        line = capfd.readouterr().out.splitlines()[1].split("  ")
+        assert [cell.strip() for cell in line if cell.strip()] == ["each other user", "1, H100 2", "-", "-", "-", "3", "-", "-"]
+
+    play(tmp_path, story, Config(Quotas(default=Quota(limit=1, cpu_jobs=3, classes={"H100": ClassQuota(limit=2)}))))
 
 
 def test_settings_that_are_read_again_hold_at_once(tmp_path, home, monkeypatch):

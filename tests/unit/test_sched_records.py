@@ -218,7 +218,7 @@ def test_a_job_of_which_nothing_is_known_but_that_it_waits():
         "id": 7, "uid": 1, "user": "ann", "state": "PENDING", "reason": "", "name": "", "group": "", "image": "", "command": "",
         "gpus": "", "gpu_count": 0, "devices": [], "priority": 0, "time_limit": 0.0, "on_reboot": "fail", "submitted": 0.0,
         "started": 0.0, "ended": 0.0, "attempt": 0, "exit_code": None, "signal": None, "array": 0, "index": 0, "options": {},
-        "attempts": [], "place": 0, "starts_in": None,
+        "attempts": [], "place": 0, "starts_in": None, "starts_after": None,
     }  # fmt: skip
     attempt = Attempt(7, 1, AttemptState.VOID, "job-7-1-abc", ("GPU-1",))
     assert Job(7, 1, "ann", State.LOST, attempts=(attempt,)).as_dict()["attempts"] == [{

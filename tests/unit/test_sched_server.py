@@ -14,7 +14,7 @@ from support.stand_in import until
 
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.spec import Spec
-from dockless.sched import JobSpec
+from dockless.sched import Client, JobSpec
 from dockless.sched.wire import answers, server
 from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.listing import Part
@@ -204,5 +204,180 @@ def test_half_an_answer_is_none(tmp_path, monkeypatch):
             await desk.refused(DaemonUnavailable, ANN, lambda queue: queue._call("queue"))  # an older client's
         assert [one.id for one in await desk(ANN, lambda queue: queue.queue())] == [number]
         await until(lambda: not desk.server._connections)
+
+    play(tmp_path, story)
+
+
+async def _reads(desk, connection) -> bytes:
+    """All that comes until the daemon hangs up."""
+    async with asyncio.timeout(20):
+        return await connection[0].read()
+
+
+@pytest.mark.parametrize("half", [b"{", b'{"v":1,"op":"ping"}', b"x" * (server.PIECE + 10), b"GET /metrics HTTP/1.1\r\n"])
+def test_half_a_request_is_not_waited_for_for_ever(tmp_path, monkeypatch, half):
+    monkeypatch.setattr(server, "HALF", 0.05)
+
+    async def story(desk):
+        connection = await asyncio.open_unix_connection(desk.path)
+        connection[1].write(half)
+        assert await _reads(desk, connection) == b""
+        await until(lambda: not desk.server._connections)
+        assert not desk.server._unfinished
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_a_request_that_drips_is_dropped_and_one_in_pieces_is_not(tmp_path, monkeypatch):
+    """Each further piece of a long one has the time anew; some bytes now and then have not."""
+    monkeypatch.setattr(server, "HALF", 0.3)
+
+    async def story(desk):
+        dripping, long = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        line = b'{"v":1,"op":"ping","x":"' + b"x" * (8 * server.PIECE) + b'"}\n'
+        with pytest.raises((ConnectionError, TimeoutError)):
+            async with asyncio.timeout(20):
+                for start in range(len(line)):
+                    dripping[1].write(line[start : start + 1])
+                    await asyncio.sleep(0.02)
+                    await dripping[1].drain()
+        begun = asyncio.get_running_loop().time()
+        for start in range(0, len(line), server.PIECE):
+            long[1].write(line[start : start + server.PIECE])
+            await long[1].drain()
+            await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - begun > server.HALF
+        assert server.decode(await long[0].readline())["ok"]
+        for one in (dripping, long):
+            one[1].close()
+
+    play(tmp_path, story)
+
+
+def test_who_says_nothing_may_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "HALF", 0.05)
+
+    async def story(desk):
+        with desk_client(desk) as queue:
+            await asyncio.sleep(0.2)
+            assert (await asyncio.to_thread(queue.ping)).pid == os.getpid()
+            await asyncio.sleep(0.2)
+            assert (await asyncio.to_thread(queue.ping)).pid == os.getpid() and len(desk.server._silent) == 1
+
+    play(tmp_path, story)
+
+
+def test_who_has_entered_a_job_may_say_nothing_for_long(tmp_path, monkeypatch):
+    """And is no connection that can be closed for another; half a word of hers is dropped, as anybody's."""
+    monkeypatch.setattr(server, "HALF", 0.05)
+
+    async def story(desk):
+        async def serve(caller, job, request, line, writer):
+            writer.write(await line())
+
+        desk.server.entering.serve = serve
+        (number,) = await desk.submit(ANN, WIDE)
+        await until(lambda: not desk.server._connections)
+        desk.who = ANN
+        whole, half = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        for connection in (whole, half):
+            connection[1].write(server.encode({"v": server.VERSION, "op": "exec", "job": number}))
+        await until(lambda: len(desk.server._handlers) == 2 and not desk.server._silent)
+        await asyncio.sleep(0.2)
+        whole[1].write(b'{"op":"kill"}\n')
+        half[1].write(b'{"op"')
+        assert await _reads(desk, whole) == b'{"op":"kill"}\n' and await _reads(desk, half) == b""
+        for connection in (whole, half):
+            connection[1].close()
+
+    play(tmp_path, story)
+
+
+def desk_client(desk):
+    return Client(desk.path, timeout=20)
+
+
+PING = server.encode({"v": server.VERSION, "op": "ping"})
+
+
+async def _open(desk, who: int, line: bytes = b""):
+    """A connection of hers, with what is answered; silent from then on."""
+    desk.who = who
+    connection = await asyncio.open_unix_connection(desk.path)
+    connection[1].write(line or PING)
+    return connection, server.decode(await connection[0].readline())
+
+
+def test_the_longest_silent_connection_makes_room_for_another_of_its_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "IDLE", 0.0)
+    monkeypatch.setattr(server, "PER_USER", 9)
+
+    async def story(desk):
+        other, said = await _open(desk, BEN)
+        mine = [(await _open(desk, ANN))[0] for _ in range(9)]
+        mine[0][1].write(PING)  # not silent for so long any more
+        assert server.decode(await mine[0][0].readline())["ok"]
+        newest, said = await _open(desk, ANN)
+        assert said["ok"] and await _reads(desk, mine[1]) == b""
+        await until(lambda: desk.server._connections == {ANN: 9, BEN: 1})
+        for connection in (other, mine[0], *mine[2:], newest):
+            connection[1].write(PING)
+            assert server.decode(await connection[0].readline())["ok"]
+        for connection in (other, *mine, newest):
+            connection[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_who_is_asking_makes_no_room(tmp_path, monkeypatch, idle):
+    """Nor who was silent for a moment: it may be about to ask."""
+    monkeypatch.setattr(server, "IDLE", idle)
+    monkeypatch.setattr(server, "PER_USER", 9)
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, WIDE)
+        await until(lambda: not desk.server._connections)
+        desk.who = ANN
+        lines = [server.encode({"v": server.VERSION, "op": "wait", "jobs": [number]})] * 5 + [b"half"] * 4
+        mine = [await asyncio.open_unix_connection(desk.path) for _ in lines]
+        for connection, line in zip(mine, lines, strict=True):
+            connection[1].write(b"" if idle else line)
+        await until(lambda: desk.server._connections == {ANN: 9} and len(desk.server._silent) == (9 if idle else 0))
+        _, said = await _open(desk, ANN)
+        assert said["error"]["code"] == "refused" and "has 9 connections" in said["error"]["message"]
+        for connection in mine:
+            connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_silent_ones_of_anybody_make_room_for_who_has_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "IDLE", 0.0)
+    monkeypatch.setattr(server, "EVERYBODY", 5)
+    monkeypatch.setattr(server, "OWN", 2)
+
+    async def story(desk):
+        root, _ = await _open(desk, 0)
+        bens = [(await _open(desk, BEN))[0] for _ in range(5)]
+        first, said = await _open(desk, ANN)
+        assert said["ok"] and await _reads(desk, bens[0]) == b"" and await root[0].read(0) == b""
+        root[1].write(PING)
+        assert server.decode(await root[0].readline())["ok"]
+        for connection in (root, *bens, first):
+            connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_a_client_whose_silent_connection_was_closed_opens_another(tmp_path, monkeypatch):
+    async def story(desk):
+        with desk_client(desk) as queue:
+            await asyncio.to_thread(queue.ping)
+            await until(lambda: desk.server._silent)
+            next(iter(desk.server._silent)).cancel()
+            await until(lambda: not desk.server._connections)
+            assert await asyncio.to_thread(queue.submit, WIDE) == 1
 
     play(tmp_path, story)

@@ -114,6 +114,19 @@ def test_amounts_in_words():
     assert amount(MEMORY, 3 << 29) == "1.5 GiB of memory"
 
 
+def test_what_is_in_use_is_what_the_policy_counts(tmp_path, launcher):
+    """The part of a GPU goes with it, used or not: who asks for less has all of it, and leaves others no more."""
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(cores=8, cores_per_gpu=3, cores_per_job=2)) as running:
+            await running.submit(ME, [differences(job) for job in (asking("1", cpu_max=1.0), asking("1", cpu_max=4.0), asking())], None)
+            await until(lambda: states(running) == [State.RUNNING, State.RUNNING, State.PENDING])
+            assert host_supplies.in_use(running, CORES) == (8000, 3000 + 4000)
+            assert running.decision.reason(running.entries[3].waiting).text.startswith("needs 2 cores, 1 free")
+
+    asyncio.run(play())
+
+
 def test_a_user_weighs_what_her_running_jobs_have(tmp_path, launcher, monkeypatch):
     """When one has started, and when one has ended. Only root's daemon has groups of users."""
     said, groups = [], int(os.geteuid() == 0)

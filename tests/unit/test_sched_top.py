@@ -198,7 +198,7 @@ def test_how_it_is_printed(capfd):
     assert lines[3].split() == "0 H100 50 % 40 GiB of 80 GiB 61 °C 300 W job 7 ann".split()
     assert [line.split()[2:] for line in lines[4:8]] == [
         ["in", "use", "outside"],
-        ["a", "sandbox", "ben"],
+        ["a", "process", "of", "ben", "ben"],
         ["out", "of", "service"],
         ["free"],
     ]

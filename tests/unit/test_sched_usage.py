@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.desk import ANN, BEN, play
@@ -117,6 +118,44 @@ def test_what_a_daemon_finds_when_it_comes_back(tmp_path):
     assert usage.report(db, NOON, NOON, NOON + 3000, "user") == [Used("u1", 0, 79, 6, 7)]
 
 
+def test_a_part_of_a_gpu(tmp_path):
+    """Counts as that, day by day, also for what is forgotten."""
+    db = opened(tmp_path / "jobs.db")
+    for uid, part in ((1, 0.25), (1, 0.75), (2, 1 / 3)):
+        (job,) = queue.insert(db, [queue.NewJob(**VALUES | {"uid": uid, "user": f"u{uid}", "group": "", "gpu_count": 1})], False, NOON)
+        queue.begin_attempt(db, Lease(job, 1, (f"g{uid}",), NOON, True, part), f"box-{job}", "boot", 1.0)
+        queue.set_running(db, job, 1, NOON)
+        if uid == 2:
+            now = usage.report(db, NOON, NOON, NOON + 10, "user")
+            assert [(used.key, used.gpu_seconds) for used in now] == [("u1", 43200), ("u2", 3.333)]
+        queue.finish(db, job, 1, State.COMPLETED, NOON + 86400, "", None)
+    assert [(used.key, used.gpu_seconds) for used in usage.report(db, NOON, NOON, NOON, "user")] == [("u1", 43200), ("u2", 14400)]
+    assert sum(seconds for *_, seconds in queries.gpu_time(db, NOON)) == pytest.approx(86400 * 4 / 3)
+    assert [*usage.forgotten(db, NOON, NOON + 2 * 86400)] == []
+    db.execute("DELETE FROM attempts WHERE job=1")
+    assert sum(seconds for _, _, seconds in usage.forgotten(db, NOON, NOON + 2 * 86400)) == 86400 / 4
+
+
+def test_leases_outside_the_queue_over_midnight(tmp_path):
+    """They are a part of the GPU time, told apart; each day has its own, and a fair order that begins later knows them."""
+    db = opened(tmp_path / "jobs.db")
+    job = new(db)
+    start(db, job, 1, NOON, ("g0",))
+    queue.finish(db, job, 1, State.COMPLETED, NOON + 10, "", None)
+    midnight = NOON + 43200
+    for _ in range(2):
+        usage.count_outside(db, [(1, "u1", midnight - 2, midnight + 3, (("g1", 1.0), ("g2", 0.25)))])
+    usage.count_outside(db, [(2, "u2", NOON, NOON + 1, (("gone", 1.0),))])
+
+    def by(what):
+        return {used.key: (used.gpu_seconds, used.outside_seconds, used.jobs) for used in usage.report(db, 0, 9e9, NOON, what)}
+
+    assert by("user") == {"u1": (22.5, 12.5, 1), "u2": (1, 1, 0)}
+    assert by("day") == {"2026-11-23": (16, 6, 1), "2026-11-24": (7.5, 7.5, 0)}
+    assert by("gpu") == {"H100": (20, 10, 1), "A100": (2.5, 2.5, 0), "unknown": (1, 1, 0)}
+    assert sorted(usage.outside(db, NOON, midnight + 4)) == [(1, midnight, 5), (1, midnight + 4, 7.5), (2, midnight, 1)]
+
+
 def test_it_stays_when_jobs_are_forgotten(tmp_path):
     """And when a GPU is there no more; one that nobody has ever seen is of an unknown model."""
     db = opened(tmp_path / "jobs.db")
@@ -138,7 +177,14 @@ def test_a_queue_that_did_not_count(tmp_path):
     start(db, second, 1, NOON, ("g1",))
     queue.requeue(db, second, NOON + 3, "the host was rebooted")
     start(db, second, 2, NOON + 3, ("g1",))
-    for statement in ("DROP TABLE usage", "DROP TABLE gpu_models", "ALTER TABLE jobs DROP COLUMN options", "PRAGMA user_version=2"):
+    for statement in (
+        "DROP TABLE outside",
+        "ALTER TABLE attempts DROP COLUMN part",
+        "DROP TABLE usage",
+        "DROP TABLE gpu_models",
+        "ALTER TABLE jobs DROP COLUMN options",
+        "PRAGMA user_version=2",
+    ):
         db.execute(statement)
     db.close()
     again = opened(tmp_path / "jobs.db")
@@ -257,19 +303,21 @@ def test_how_it_is_asked_and_shown(tmp_path, monkeypatch, capfd):
         assert state == {str(AttemptState.LOST)}
 
     play(tmp_path, story)
-    found = [Used("ann,b", 5400.5, 0.0, 1, 2), Used("", 0.0, 36.0, 1, 1)]
+    found = [Used("ann,b", 5400.5, 0.0, 1, 2, 1800.0), Used("", 0.0, 36.0, 1, 1)]
     monkeypatch.setattr("dockless.sched.wire.client.Client._open", lambda self: None)
     monkeypatch.setattr("dockless.sched.wire.client.Client.usage", lambda self, **how: found)
     assert main(["usage", "--by", "group", "--since", "7d"]) == 0
     assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
-        ["GROUP", "GPU-HOURS", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"], ["ann,b", "1.50", "0.00", "1", "2"], ["-", "0.00", "0.01", "1", "1"]
-    ]  # fmt: skip
+        ["GROUP", "GPU-HOURS", "OUTSIDE", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"],
+        ["ann,b", "1.50", "0.50", "0.00", "1", "2"],
+        ["-", "0.00", "0.00", "0.01", "1", "1"],
+    ]
     assert main(["usage", "--csv"]) == 0
     rows = [*csv.reader(io.StringIO(capfd.readouterr().out))]
     assert rows == [
-        ["user", "gpu_seconds", "cpu_seconds", "jobs", "attempts"],
-        ["ann,b", "5400.5", "0.0", "1", "2"],
-        ["", "0.0", "36.0", "1", "1"],
+        ["user", "gpu_seconds", "cpu_seconds", "jobs", "attempts", "outside_seconds"],
+        ["ann,b", "5400.5", "0.0", "1", "2", "1800.0"],
+        ["", "0.0", "36.0", "1", "1", "0.0"],
     ]
     assert main(["usage", "--json"]) == 0 and json.loads(capfd.readouterr().out) == plain(found)
     assert main(["usage", "--json", "--csv"]) == 125

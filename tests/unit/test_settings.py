@@ -81,6 +81,7 @@ memory_per_gpu = "8G"
 cores_per_job = 1
 memory_per_job = "1G"
 [gpus]
+beside = ["gds", "imex"]
 driver_root = "/run/nvidia/driver/"
 share = "user"
 devices = ["amd.com/gpu"]
@@ -140,6 +141,7 @@ def test_every_setting_is_read(home):
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
+        "gpus.beside": ("gds", "imex"),
         "gpus.driver_root": "/run/nvidia/driver",
         "gpus.share": "user",
         "gpus.devices": ("amd.com/gpu",),

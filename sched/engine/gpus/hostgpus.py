@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 
-from dockless.base.dataclass import replace
+from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.device_names import is_device
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
+from dockless.sched.engine.gpus import numa
 from dockless.sched.engine.gpus.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.gpus.kept_out import KeptOut
 from dockless.sched.policy import classes
@@ -39,16 +41,31 @@ MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What others lease. ``whole``: GPUs, and the user ids of who has them; ``shares``: those of one user of a GPU as one; ``out``: GPUs
+    that another daemon of root's keeps out of service, and why."""
+
+    whole: Mapping[str, int] = field(default_factory=dict)
+    shares: Sequence[Share] = ()
+    out: Mapping[str, str] = field(default_factory=dict)
+
+
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
     some number of GPUs. ``changed``: called when more or fewer may be usable than at the last look. ``reasons``: why this daemon has
-    those out of service that it has; ``settle`` is called when they change."""
+    those out of service that it has; ``settle`` is called when they change. ``ours``: the GPUs that our jobs have, and their shares as
+    ``sharing.leased``, None where jobs share none."""
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.asker = Asker(self._changed)
+        self._lister = Asker(self._changed)
         self._looking: asyncio.Future[None] | None = None
+        self._listing: asyncio.Future[None] | None = None
+        self._elsewhere = Elsewhere()
+        self.ours: Callable[[], tuple[Collection[str], Collection[tuple[str, int, str]] | None]] = lambda: ((), None)
         self._stack = ExitStack()
         self.error = ""
         self.gpus: tuple[Gpu, ...] = ()
@@ -96,6 +113,7 @@ class HostGpus:
         self.uuids = tuple(unit.uuid for unit in self.everything)
         self.not_whole = frozenset(unit.uuid for unit in gpus if unit.parent).union(unit.uuid for unit in self.devices)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in gpus for link in unit.links}
+        self.memory_nodes = numa.nodes(gpus)
 
     @property
     def everything(self) -> tuple[Gpu, ...]:
@@ -256,12 +274,26 @@ class HostGpus:
         return found
 
     async def look(self) -> None:
-        """Read again what their processes are, and whether they are fit for use, where the last look is too old. Returns within a second or
-        so: what does not answer meanwhile is not usable. The log is told of each that goes out of service or comes back."""
+        """Read again what others lease; and what their processes are, and whether they are fit for use, where the last look is too old.
+        Returns within a second or so: what does not answer meanwhile is not usable. The log is told of each that goes out of service or
+        comes back."""
         if self._looking is None and self.is_old:
             self._looking = asyncio.ensure_future(self._look())
-        if self._looking is not None:
-            await asyncio.shield(self._looking)  # who asked may go away, and others wait for it, too
+        if self._listing is None and self.uuids:
+            self._listing = asyncio.ensure_future(self._list_leases())
+        for one in (self._looking, self._listing):
+            if one is not None:
+                await asyncio.shield(one)  # who asked may go away, and others wait for it, too
+
+    async def see_leases(self) -> None:
+        """Read again what others lease, by a look that begins after this was asked for. Where that takes too long, what was read last holds
+        on."""
+        if self._listing is not None:
+            await asyncio.shield(self._listing)
+        if self._listing is None and self.uuids:
+            self._listing = asyncio.ensure_future(self._list_leases())
+        if self._listing is not None:
+            await asyncio.shield(self._listing)
 
     async def _look(self) -> None:
         from dockless.sandbox.gpus import gpu
@@ -325,7 +357,7 @@ class HostGpus:
             self.settle()
         for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
-                name = f"device {new.uuid}" if "=" in new.uuid else f"GPU {new.uuid}"
+                name = f"device {new.uuid}" if is_device(new.uuid) else f"GPU {new.uuid}"
                 say(f"{name} is out of service: {new.trouble}" if new.trouble else f"{name} is in service again")
 
     def _why(self, unit: Gpu) -> str:
@@ -345,47 +377,46 @@ class HostGpus:
         found |= {unit.uuid for unit in self.gpus if self.asker.hangs(unit.parent or unit.uuid)}
         return frozenset(found.difference(leased))
 
-    def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
-        """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
-        wants them fails then, and its job waits on. Those that another daemon of root's keeps out of service are that here, too."""
-        if not self.uuids:
-            return {}
-        from dockless.sandbox.gpus import lease
-
+    async def _list_leases(self) -> None:
+        """By a thread: the kernel tells of each name that anybody has bound, and a user can bind a million. Where that takes too long, what
+        was read last holds on."""
+        leased, shares = self.ours()
+        free = set(self.uuids).difference(leased, self.kept_out.uuids)
+        asked = partial(leased_elsewhere, free, self._nodes, self.uuids, shares, self.shareable)
         try:
-            # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
-            free = set(self.uuids).difference(leased, self.kept_out.uuids)
-            nodes = {name: uuid for uuid, names in self._nodes.items() if uuid in free for name in names}
-            having, out = lease.standing(free.union(nodes))
+            answers = await self._lister.ask({"": asked}, late=lambda _, found: self._listed(found))
         except DocklessError as error:
-            self.error = str(error)
-            return {}
-        theirs = {nodes.get(name, name): why for name, why in out.items()}
-        if theirs != self._theirs:
-            self._theirs = theirs
+            if self._looking is not None:
+                await asyncio.shield(self._looking)
+            self.error, self._elsewhere = str(error), Elsewhere()
+            return
+        finally:
+            self._listing = None
+        for found in answers.values():
+            self._listed(found)
+
+    def _listed(self, found: Elsewhere) -> None:
+        self._elsewhere = found
+        if found.out != self._theirs:
+            self._theirs = found.out
             self._show()
-        return {nodes.get(name, name): uid for name, uid in having.items()}
 
-    def shares_of_others(self, ours: Collection[tuple[str, int, str]]) -> Sequence[Share]:
-        """Shares of GPUs that are not ``ours`` (GPU, MiB and number of each), those of one user of a GPU as one; none where that cannot be
-        seen. Who has a GPU whole beside a share has all of its memory."""
-        from dockless.sandbox.gpus import lease
+    def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
+        """The GPUs that a `dockless run` or another daemon has, as of the last look, and the user ids of those. None where that cannot be
+        seen: a start that wants them fails then, and its job waits on. Those that another daemon of root's keeps out of service are that
+        here, too."""
+        return {uuid: uid for uuid, uid in self._elsewhere.whole.items() if uuid not in leased}
 
-        try:
-            there = lease.shares(self.uuids)
-            beside = lease.whole({uuid for uuid, _, _ in ours}.union(share.uuid for share in there))
-        except DocklessError as error:
-            self.error = str(error)
-            return ()
-        # Anybody may bind a name with a number of ours.
-        own = (os.geteuid(), lease.NOBODY)
-        found = [one for one in there if (one.uuid, one.memory, one.number) not in ours or one.uid not in own]
-        found += [lease.Share(uuid, self.shareable.get(uuid, 0), "user", "", uid) for uuid, uid in beside.items()]
-        return together(found, lease.NOBODY)
+    @property
+    def shares_of_others(self) -> Sequence[Share]:
+        """Shares of GPUs that are not ``ours``, as of the last look, those of one user of a GPU as one; none where that cannot be seen. Who
+        has a GPU whole beside a share has all of its memory."""
+        return self._elsewhere.shares
 
     def close(self) -> None:
         self.kept_out.close()
         self.asker.close()
+        self._lister.close()
         if self.asker.idle and self._opened.done():  # else the end of the session might wait for the driver, too
             self._stack.close()
 
@@ -399,6 +430,35 @@ def _there() -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
     if found:
         lease.check_table([unit.uuid for unit in found])
     return found, gpu.shareable(found) if found else {}
+
+
+def leased_elsewhere(
+    free: Collection[str],
+    nodes: Mapping[str, Sequence[str]],
+    uuids: Collection[str],
+    ours: Collection[tuple[str, int, str]] | None,
+    shareable: Mapping[str, int],
+) -> Elsewhere:
+    """Of the GPUs ``free`` of our jobs, whose devices have these ``nodes``, and the shares of all, ``uuids``, that are not ``ours``: GPU,
+    MiB and number of each. ``GpuError`` where the kernel does not tell. Blocking."""
+    from dockless.sandbox.gpus import lease
+
+    shares: list[Share] = []
+    if ours is not None:
+        there = lease.shares(uuids)
+        beside = lease.whole({uuid for uuid, _, _ in ours}.union(share.uuid for share in there))
+        # Anybody may bind a name with a number of ours.
+        own = (os.geteuid(), lease.NOBODY)
+        found = [one for one in there if (one.uuid, one.memory, one.number) not in ours or one.uid not in own]
+        found += [lease.Share(uuid, shareable.get(uuid, 0), "user", "", uid) for uuid, uid in beside.items()]
+        shares = together(found, lease.NOBODY)
+    # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
+    wanted = set(free).difference(share.uuid for share in shares)
+    device = {name: uuid for uuid, names in nodes.items() if uuid in wanted for name in names}
+    having, out = lease.standing(wanted.union(device))
+    return Elsewhere(
+        {device.get(name, name): uid for name, uid in having.items()}, shares, {device.get(name, name): why for name, why in out.items()}
+    )
 
 
 def together(shares: Iterable[Share], nobody: int) -> list[Share]:

@@ -85,6 +85,22 @@ def share(engine: Engine, job: Job) -> int:
     return job.options.gpu_share if can else 0
 
 
+def part(engine: Engine, uuid: str, memory: int) -> float:
+    """How much of a GPU so many MiB of it are; 1 for 0, which stands for all of it, and where nobody can share it."""
+    whole = engine.gpus.shareable.get(uuid, 0) + engine.gpus.kept if uuid in engine.gpus.shareable else 0
+    return min(1.0, memory / whole) if memory and whole else 1.0
+
+
+def part_of(engine: Engine, entry: LiveJob) -> float:
+    """How much of each of its GPUs a job has. Those that start together have the GPUs that they share for themselves, in equal parts."""
+    memory = share(engine, entry.job)
+    if not memory or (entry.gang is None and engine.config.share == "no"):
+        return 1.0
+    if entry.gang is None:
+        return part(engine, entry.job.devices[0], memory)
+    return 1.0 / sum(1 for one in entry.gang.members if one.job.options.shared_place == entry.job.options.shared_place)
+
+
 def launcher(engine: Engine, job: Job) -> Launcher:
     """What starts this job."""
     memory = share(engine, job)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.config import Config
-from dockless.sched.engine.gpus import sharing
-from dockless.sched.jobs import Job
+from dockless.sched.engine.gpus import numa, sharing
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
 
 MOST_KEPT = 8 << 30
 """Bytes that are left to the host itself at most, where no setting says what jobs may have."""
@@ -30,16 +30,22 @@ def here(config: Config) -> Mapping[str, Supply]:
 
 
 def in_use(engine: Engine, pool: str) -> tuple[int, int]:
-    """What there is, and what running jobs have: what they asked, or, where they did not say, what they count for."""
-    return engine.supplies[pool].total, sum(had(engine, entry.job, pool) for entry in engine.active.values())
+    """What there is, and what running jobs count for."""
+    return engine.supplies[pool].total, sum(had(engine, entry, pool) for entry in engine.active.values() if entry is entry.first)
 
 
-def had(engine: Engine, job: Job, pool: str) -> int:
-    """What a running job has: what it asked, or, where it did not say, what it counts for."""
-    supply, options = engine.supplies[pool], job.options
-    asked = options.millicores if pool == CORES else options.memory
-    own = supply.own(len(set(job.devices) - engine.gpus.not_whole), sharing.share(engine, job), engine.gpus.shareable.values())
-    return asked or (own if job.gpu_count else supply.per_job)
+def had(engine: Engine, entry: LiveJob, pool: str) -> int:
+    """What a running job counts for, as the policy has it; the first of those that start together, for all of them."""
+    supply, waiting = engine.supplies[pool], entry.waiting
+    share = 0 if entry.gang is not None else sharing.share(engine, entry.job)  # what they share is theirs alone
+    own = supply.own(len(set(entry.devices) - engine.gpus.not_whole), share, engine.gpus.shareable.values())
+    return supply.counts(waiting.cores if pool == CORES else waiting.memory, has_gpus=bool(entry.devices), own=own)
+
+
+def near_gpus(engine: Engine, entry: LiveJob) -> numa.Given:
+    """The cores of all running jobs but this one that are kept to the processors near their GPUs: what each asked, or counts for."""
+    others = (one for one in engine.active.values() if one.nodes and one is not entry)
+    return [(one.nodes, (one.job.options.millicores or (0 if one.gang else had(engine, one, CORES))) / 1000) for one in others]
 
 
 def cores_here() -> int:

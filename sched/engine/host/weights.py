@@ -40,7 +40,8 @@ def ended(engine: Engine, uid: int) -> None:
 
 
 def _now(engine: Engine, uid: int) -> int:
-    return weight(had(engine, entry.job, CORES) for entry in engine.active.values() if entry.job.uid == uid)
+    own = (entry for entry in engine.active.values() if entry.job.uid == uid and entry is entry.first)
+    return weight(had(engine, entry, CORES) for entry in own)
 
 
 def _set(engine: Engine, uid: int, wanted: int) -> None:

@@ -118,7 +118,7 @@ def count_gpus(members: Iterable[tuple[int, JobOptions]]) -> int:
 
 def counts_for(supplies: Mapping[str, Supply], pool: str, asked: int, gpus: int) -> int:
     """What one of them counts for: without GPUs as a job alone would that does not say what it needs."""
-    return asked or (supplies[pool].per_job if pool in supplies and not gpus else 0)
+    return supplies[pool].counts(asked, has_gpus=gpus > 0) if pool in supplies else asked
 
 
 def split(gang: Gang, gpus: Sequence[str]) -> Iterator[tuple[LiveJob, tuple[str, ...]]]:

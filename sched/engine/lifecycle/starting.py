@@ -23,7 +23,7 @@ from dockless.sched.engine import attempts
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import numa, sharing
-from dockless.sched.engine.host import disk, weights
+from dockless.sched.engine.host import disk, host_supplies, weights
 from dockless.sched.engine.host.volumes import explained, with_volumes
 from dockless.sched.engine.lifecycle import again, ending, gangs
 from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
@@ -55,7 +55,8 @@ def occupy(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) ->
     entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
     entry.since = now
     entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-    return Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, bool(sharing.share(engine, entry.job)))
+    shared, part = bool(sharing.share(engine, entry.job)), sharing.part_of(engine, entry)
+    return Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, shared, part)
 
 
 def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
@@ -67,7 +68,8 @@ def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -
         submitted = gangs.told_of_the_others(entry.gang, entry, submitted)
     entry.disk = submitted.disk
     submitted = disk.bounded(engine, submitted)
-    submitted = numa.near(submitted, [unit for unit in engine.gpus.gpus if unit.uuid in gpus], engine.config.numa)
+    units = [unit for unit in engine.gpus.gpus if unit.uuid in gpus]
+    submitted, entry.nodes = numa.near(submitted, units, engine.config.numa, host_supplies.near_gpus(engine, entry))
     spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
     entry.grace = spec.grace or GRACE
     entry.limit = spec.timeout + spec.grace if spec.timeout else None

@@ -11,7 +11,7 @@ import heapq
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import dataclass, field, replace
@@ -52,6 +52,16 @@ class _Array:
     next: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """``numbers``: of the jobs that the limit of their array keeps aside, in their order. Each follows when one of those before it,
+    or of its ``inside``, has ended; ``all``: no others follow."""
+
+    inside: frozenset[int]
+    numbers: Sequence[int]
+    all: bool
+
+
 class Aside:
     """``kept``: the numbers of the jobs that are kept aside."""
 
@@ -65,6 +75,7 @@ class Aside:
         self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
         self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, the oldest first
         self._arrays: dict[int, _Array] = {}
+        self._limited: set[int] = set()  # the numbers outside of all of them
 
     def enter(self, job: Job) -> None:
         """A job that has not ended, before anything else is asked of it."""
@@ -82,7 +93,7 @@ class Aside:
         """Whether it is kept aside, from now on; else it may stand in line."""
         job, options = entry.job, entry.job.options
         kept = bool(options.held)
-        if (at := self._not_before(job)) > time.time():
+        if (at := self.not_before(job)) > time.time():
             if at != entry.alarm:
                 entry.alarm = at
                 if len(self._times) > 2 * len(self.kept) + AT_ONCE:  # most are of jobs that have been cancelled
@@ -109,6 +120,7 @@ class Aside:
             return False
         if number not in array.outside:
             array.outside.add(number)
+            self._limited.add(number)
             heapq.heappush(array.next, number)
         self.kept.add(number)
         return True
@@ -134,6 +146,7 @@ class Aside:
         while array.next and len(array.inside) < job.options.array_limit:
             number = heapq.heappop(array.next)
             array.outside.discard(number)
+            self._limited.discard(number)
             self.again(number)
         if not array.inside and not array.next:
             self._arrays.pop(job.array, None)
@@ -162,18 +175,54 @@ class Aside:
 
     def why(self, job: Job) -> str:
         """What keeps it aside, the first of it."""
+        return next(self.rules(job), ("", "just submitted"))[1]
+
+    def rules(self, job: Job) -> Iterator[tuple[str, str]]:
+        """All that keeps it aside: ``held``, ``begin``, ``retry``, ``after``, ``singleton`` or ``array``, each in words."""
         options = job.options
         if options.held:
-            return f"held by {options.held}"
-        if (at := self._not_before(job)) > time.time():
+            yield "held", f"held by {options.held}"
+        if (at := self.not_before(job)) > time.time():
             retry = f"retry {options.tried} of {options.retries} " if options.tried else "it could not start, and "
-            return f"{retry if at == options.retry_at else ''}begins at {_stamp(at)}"
+            again = at == options.retry_at
+            yield "retry" if again else "begin", f"{retry if again else ''}begins at {_stamp(at)}"
         if (found := self._after.get(job.array or job.id)) is not None:
             more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
-            return f"waits for the end of job {next(iter(found.left))}{more}"
+            yield "after", f"waits for the end of job {next(iter(found.left))}{more}"
         if options.singleton and (first := self._oldest(job)) != job.id:
-            return f"waits for the end of job {first}, which has the same name"
-        return f"of its array {options.array_limit} may run at once" if options.array_limit else "just submitted"
+            yield "singleton", f"waits for the end of job {first}, which has the same name"
+        if options.array_limit and job.id in self._limited:
+            yield "array", f"of its array {options.array_limit} may run at once"
+
+    def awaited(self, job: Job, rule: str) -> Sequence[int]:
+        """The jobs for whose ends it waits by one of ``rules``; of its array those of which one has to end."""
+        if rule == "after":
+            found = self._after.get(job.array or job.id)
+            return [*found.left] if found is not None else []
+        if rule == "singleton":
+            named = self._named[job.uid, job.name]
+            return named[: bisect_left(named, job.id)]
+        return sorted(self._arrays.get(job.array, _Array()).inside) if rule == "array" else []
+
+    def next_of_arrays(self, most: int) -> list[Following]:
+        """Of each array whose limit keeps jobs aside, as long as these are not more than ``most`` in all; of the last only some."""
+        found: list[Following] = []
+        for array in self._arrays.values():
+            heap, numbers = array.next.copy() if array.outside else [], list[int]()
+            while heap and len(numbers) < most:
+                if self.follows(number := heapq.heappop(heap)):
+                    numbers.append(number)
+            most -= len(numbers)
+            if numbers:
+                found.append(Following(frozenset(array.inside), numbers, not heap))
+            if not most:
+                break
+        return found
+
+    def follows(self, number: int) -> bool:
+        """Whether the limit of its array keeps it aside, and nobody holds it."""
+        entries = self.engine.entries
+        return number in self._limited and number in self.kept and (entries.is_outline(number) or not entries[number].job.options.held)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -181,7 +230,8 @@ class Aside:
 
     # -- times
 
-    def _not_before(self, job: Job) -> float:
+    def not_before(self, job: Job) -> float:
+        """Seconds since 1970, 0 where it may begin at any time."""
         return max(job.options.begin, job.options.retry_at)
 
     def _arm(self) -> None:

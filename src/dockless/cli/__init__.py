@@ -153,9 +153,12 @@ def _guarded(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         from dockless.base.exit_codes import INTERRUPTED
+        from dockless.cli.output import warn
 
+        if said := str(interrupt):
+            warn(f"interrupted: {said}")
         return INTERRUPTED
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
@@ -240,6 +243,8 @@ def _known(name: str) -> None:
             hint=word.hint if word else "options stand behind the verb: dockless run --help lists those of run",
         )
     word = docker_words.VERBS.get(name)
+    if name == "array":
+        raise BadInput("unknown verb 'array'", subject=name, hint="many jobs of one kind: dockless submit --array 10 IMAGE -- COMMAND")
     near = difflib.get_close_matches(name, VERBS, 1)
     nearest = f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
     raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=word.hint if word else nearest)

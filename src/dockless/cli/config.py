@@ -28,11 +28,23 @@ def config(options: Namespace) -> int:
             f"{path} is not there", subject=str(path), hint="dockless config check, without a file, reads the one that is in use"
         )
     values = settings.load(path)
-    if options.action == "check" and not options.file:
+    if options.action == "check" and (not options.file or _in_use(path)):
         settings.check_possible(values)
     return (
         _show(values, options.json) if options.action == "show" else _check(path, settings.unknown_names(path), _disk(values), options.json)
     )
+
+
+def _in_use(path: Any) -> bool:
+    """Whether it is the caller's own file, by whatever name. Others she may look at, too: root's, say."""
+    import os
+
+    from dockless.base import paths
+
+    try:
+        return os.path.samefile(path, paths.config_file())
+    except OSError:
+        return False
 
 
 def _disk(values: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dockless.base.typing import TYPE_CHECKING
@@ -44,10 +45,11 @@ def info(options: Namespace) -> int:
         out(f"host        {host.drained}: no job is started")
     print_gpus(host)
     _print_unleased(dict(host.unleased))
+    shares = Counter(share.user for gpu in host.gpus for share in gpu.shares)
     for kind, name, used, limit in host.quotas:
-        out(
-            f"quota       {kind} {name}: {used}{'' if limit is None else f' of {limit}'} GPUs in use{', no limit' if limit is None else ''}"
-        )
+        of, no_limit = ("", ", no limit") if limit is None else (f" of {limit}", "")
+        counted = f", of which {shares[name]} for shares of a GPU" if kind == "user" and shares[name] else ""
+        out(f"quota       {kind} {name}: {used}{of} GPUs in use{no_limit}{counted}")
     for one in host.reservations:
         whose = ", ".join((*(f"user {name}" for name in one.users), *(f"group {name}" for name in one.groups)))
         kept = [f"{one.gpus} GPU{'' if one.gpus == 1 else 's'}"] if one.gpus else []

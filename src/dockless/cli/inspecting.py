@@ -9,6 +9,7 @@ from dockless.cli.output import cut, each, out, print_json, raw, short, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
 from dockless.errors import BadInput, SandboxGone, UnknownImage
+from dockless.sandbox.names import job_of
 
 
 def inspect_options(parser: Parser) -> None:
@@ -134,7 +135,12 @@ def history_options(parser: Parser) -> None:
 
 def history(options: Namespace) -> int:
     """Newest first, as docker has it."""
-    about = about_image(options.image)
+    try:
+        about = about_image(options.image)
+    except UnknownImage as error:
+        if job_of(options.image) is not None:
+            error.hint = f"of job {options.image} tells dockless queue {options.image}; dockless queue --all lists those that have ended"
+        raise
     if "history" not in about:
         raise BadInput("the host is no image with a history", subject=options.image, hint="name an image of 'dockless images'")
     layers = iter(about["layers"])

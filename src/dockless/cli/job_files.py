@@ -69,11 +69,16 @@ def submit_list(options: Namespace) -> int:
     _refuse_beside(options, ("name", "group", "priority", "time_limit", "array", "on_reboot"), "each line")
     if options.command:
         raise BadInput("a command stands beside --from", subject="--from", hint="each line has its own")
+    from functools import partial
+
     from dockless._jobfiles import jobs_of_list
     from dockless._submitting import Order
+    from dockless.cli.counted import Counted
     from dockless.cli.jobs import submit_order
 
-    return submit_order(Order(tuple(jobs_of_list(options.job_list))), options)
+    with Counted(options.quiet) as counted:
+        jobs = jobs_of_list(options.job_list, partial(counted, "lines read"))
+    return submit_order(Order(tuple(jobs)), options)
 
 
 def _refuse_beside(options: Namespace, more: tuple[str, ...], where: str) -> None:

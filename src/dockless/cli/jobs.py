@@ -93,6 +93,7 @@ def submit_order(order: Order, options: Namespace) -> int:
     from dockless._pulling import present_for
     from dockless._submitting import queued
     from dockless.base.dataclass import replace
+    from dockless.cli.counted import Counted
     from dockless.sched import connect
 
     def bring(daemon: DaemonInfo, image: str, said: Mapping[str, Any]) -> str:
@@ -103,7 +104,8 @@ def submit_order(order: Order, options: Namespace) -> int:
         jobs = tuple(replace(job, spec=replace(job.spec, best_effort=True)) for job in jobs)
     if orders := _orders(options):
         jobs = tuple(replace(job, **orders) for job in jobs)
-    ids, daemon = queued(replace(order, jobs=jobs), bring, warn)
+    with Counted(options.quiet) as counted:
+        ids, daemon = queued(replace(order, jobs=jobs), bring, warn, partial(counted, "jobs sent"))
     said = ids[:1] if order.together else ids
     if options.json and not options.wait:
         alone = {"id": ids[0]} | ({"ids": ids} if order.together else {})
@@ -155,6 +157,7 @@ def queue_options(parser: Parser) -> None:
     parser.add_argument("--since", metavar="TIME", help="those that had not ended before, with -a: 7d for seven days ago, 2026-01-31")
     parser.add_argument("--until", metavar="TIME", help="those that were submitted until then")
     parser.add_argument("--limit", type=whole(1), default=0, metavar="N", help="at most so many of each kind")
+    parser.add_argument("--events", action="store_true", help="what happened to these jobs, and when")
     parser.add_argument("--csv", action="store_true", help="comma-separated values")
     parser.quiet("ids alone")
     parser.json()
@@ -166,6 +169,10 @@ def queue(options: Namespace) -> int:
     numbers = job_numbers(options.ids)
     if options.csv and (options.json or options.quiet):
         raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
+    if options.events:
+        from dockless.cli.job_events import show_events
+
+        return show_events(numbers, options)
     with connect() as client:
         if numbers:
             named = zip(options.ids, numbers, strict=True)
@@ -259,7 +266,7 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
             job.priority or "",
             _time(job),
             job.place or "",
-            "" if job.starts_in is None else span(job.starts_in),
+            _starts(job),
             cut(_role(job) + (job.name or job.command or job.image), 28),
             _why(job),
         )
@@ -272,6 +279,12 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
 
 def _role(job: Job) -> str:
     return f"{job.options.role} {job.options.role_index}: " if job.gang else ""
+
+
+def _starts(job: Job) -> str:
+    if job.starts_in is not None:
+        return span(job.starts_in)
+    return "" if job.starts_after is None else f">{span(job.starts_after)}" if job.starts_after >= 1 else "later"
 
 
 def _time(job: Job) -> str:

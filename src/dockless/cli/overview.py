@@ -129,7 +129,9 @@ def holder(gpu: GpuUse | GpuInfo) -> str:
         return f"{len(gpu.shares)} share{'s' if len(gpu.shares) > 1 else ''}, {format_size(sum(share.memory for share in gpu.shares))}"
     if gpu.job:
         return f"job {gpu.job}"
-    return "a sandbox" if gpu.user else "out of service" if gpu.trouble else "in use outside" if gpu.outside else "free"
+    if gpu.user:  # a sandbox of hers, or anything else that has bound the name
+        return f"a process of {gpu.user}"
+    return "out of service" if gpu.trouble else "in use outside" if gpu.outside else "free"
 
 
 def users_of(gpu: GpuUse | GpuInfo) -> str:

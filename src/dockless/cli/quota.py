@@ -48,15 +48,24 @@ def _show(options: Namespace) -> int:
     elif not found:
         out("No quotas are set, and nobody has a job.")
     else:
-        rows = [
-            (
-                *(f"{one.kind} {one.name}", _of_all(one), _with_classes(one, "guarantee"), _with_classes(one, "weight")),
-                *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
-            )
-            for one in found
-        ]
+        rows = [_default(one) if one.kind == "default" else _row(one) for one in found]
         table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"), rows)
     return 0
+
+
+def _row(one: QuotaInfo) -> tuple[object, ...]:
+    return (
+        *(f"{one.kind} {one.name}", _of_all(one), _with_classes(one, "guarantee"), _with_classes(one, "weight")),
+        *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
+    )
+
+
+def _default(one: QuotaInfo) -> tuple[object, ...]:
+    """What each user may have whom the settings do not name."""
+    return (
+        *("each other user", *(_with_classes(one, what) for what in ("limit", "guarantee", "weight"))),
+        *(_shown(one.jobs), _shown(one.cpu_jobs), "-", _shown(one.queued)),
+    )
 
 
 def _of_all(one: QuotaInfo) -> str:
@@ -64,7 +73,7 @@ def _of_all(one: QuotaInfo) -> str:
 
 
 def _with_classes(one: QuotaInfo, what: str) -> str:
-    """Its guarantee, or weight, and those of classes."""
+    """Its limit, guarantee, or weight, and those of classes."""
     said = [str(value) for value in (getattr(one, what),) if value is not None]
     said += [f"{of.name} {value}" for of in one.classes if (value := getattr(of, what)) is not None]
     return ", ".join(said) or "-"

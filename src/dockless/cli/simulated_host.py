@@ -46,7 +46,7 @@ class SimulatedHost:
     def asked(self, pool: str, job: TraceJob) -> int:
         """What it counts for while it runs, of cores in thousandths or of memory in bytes: where it has GPUs, what it says."""
         asked: int = getattr(job, pool)
-        return asked or (0 if job.gpus else self.state.supplies[pool].per_job)
+        return self.state.supplies[pool].counts(asked, has_gpus=job.gpus > 0)
 
     def hours_between(self, begins: float, ends: float) -> list[Window]:
         """All, each once; of very many the first."""

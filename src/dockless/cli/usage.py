@@ -38,12 +38,15 @@ def usage(options: Namespace) -> int:
     if options.json:
         print_json([plain(used) for used in found])
     elif options.csv:
-        values = [(used.key, used.gpu_seconds, used.cpu_seconds, used.jobs, used.attempts) for used in found]
-        print_csv((options.by, "gpu_seconds", "cpu_seconds", "jobs", "attempts"), values)
+        values = [(used.key, used.gpu_seconds, used.cpu_seconds, used.jobs, used.attempts, used.outside_seconds) for used in found]
+        print_csv((options.by, "gpu_seconds", "cpu_seconds", "jobs", "attempts", "outside_seconds"), values)
     else:
         rows = [
-            (used.key or "-", f"{used.gpu_seconds / 3600:.2f}", f"{used.cpu_seconds / 3600:.2f}", used.jobs, used.attempts)
+            (
+                *(used.key or "-", f"{used.gpu_seconds / 3600:.2f}", f"{used.outside_seconds / 3600:.2f}"),
+                *(f"{used.cpu_seconds / 3600:.2f}", used.jobs, used.attempts),
+            )
             for used in found
         ]
-        table((options.by.upper(), "GPU-HOURS", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"), rows)
+        table((options.by.upper(), "GPU-HOURS", "OUTSIDE", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"), rows)
     return 0

@@ -1,0 +1,262 @@
+"""A submit of more jobs than fit into a request: it comes in parts, and all of it is queued, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from support.desk import ANN, BEN, play
+from support.stand_in import until
+
+from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec
+from dockless.sched.config import Config
+from dockless.sched.wire import in_parts, protocol
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Few jobs are many."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setattr(protocol, "PART", 300)
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1000)
+
+
+def jobs(count: int, **more) -> list[JobSpec]:
+    return [JobSpec(Spec(argv=("echo", str(number))), name=f"number-{number}", gpus="1", hold=True, **more) for number in range(count)]
+
+
+def in_queue(desk) -> list[str]:
+    return [name for (name,) in desk.engine.reader.execute("SELECT name FROM jobs ORDER BY id")]
+
+
+def test_many_jobs_are_one_transaction(tmp_path):
+    async def story(desk):
+        told = []
+        before = desk.engine._writer.transactions
+        ids = await desk(ANN, lambda queue: queue.submit_many(jobs(100), progress=lambda sent, of: told.append((sent, of))))
+        assert ids == list(range(1, 101)) and in_queue(desk) == [f"number-{number}" for number in range(100)]
+        assert desk.engine._writer.transactions == before + 1 and len(desk.engine.entries) == 100
+        assert len(told) > 10 and told == sorted(told) and told[-1] == (100, 100) and {of for _, of in told} == {100}
+        assert desk.engine.per_user.jobs == {ANN: 100}
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(3))) == [101, 102, 103]
+
+    play(tmp_path, story)
+
+
+def test_one_that_is_wrong_queues_none_of_them(tmp_path):
+    async def story(desk):
+        wrong = [*jobs(50), JobSpec(gpus="99"), *jobs(50)]
+        with pytest.raises(NotEnoughGpus) as caught:
+            await desk(ANN, lambda queue: queue.submit_many(wrong))
+        assert caught.value.__notes__ == ["that is job 51 of a list, of which none was queued"]
+        await until(lambda: not desk.server._connections)
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs and not desk.engine.per_user.size
+
+    play(tmp_path, story)
+
+
+def test_what_is_too_much_is_refused_at_the_first_part(tmp_path):
+    async def story(desk):
+        told = []
+        said = await desk.refused(Refused, ANN, lambda queue: queue.submit_many(jobs(61), progress=lambda *how: told.append(how)))
+        assert "61 more would pass the limit of 60" in said and told == []
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(60))) == list(range(1, 61))
+
+    play(tmp_path, story, Config(per_user=60))
+
+
+def part(count: int, of: int) -> bytes:
+    from dockless.sched.wire.client import _plain
+
+    return protocol.submission([protocol.encode(_plain(job))[:-1] for job in jobs(count)], op="part", of=of)
+
+
+async def ask(connection, line: bytes):
+    connection[1].write(line)
+    return protocol.decode(await connection[0].readline())
+
+
+END = protocol.encode({"v": 1, "op": "submit", "of": 4})
+
+
+def test_parts_count_as_jobs_until_their_connection_ends(tmp_path):
+    async def story(desk):
+        desk.who = ANN
+        first, second = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        assert await ask(first, part(2, 4)) == {"ok": True, "kept": 2}
+        assert await ask(first, part(2, 4)) == {"ok": True, "kept": 4}
+        assert desk.engine.per_user.jobs == {ANN: 4} and desk.engine.per_user.size[ANN] > 4 * 50
+        said = await ask(second, part(2, 2))
+        assert said["error"]["code"] == "refused" and "has 4 jobs in the queue; 2 more" in said["error"]["message"]
+        assert await ask(second, part(1, 1)) == {"ok": True, "kept": 1}
+        desk.who = BEN
+        other = await asyncio.open_unix_connection(desk.path)
+        assert await ask(other, part(5, 5)) == {"ok": True, "kept": 5}
+        first[1].close()
+        await until(lambda: desk.engine.per_user.jobs == {ANN: 1, BEN: 5})
+        assert in_queue(desk) == []
+        second[1].close()
+        other[1].close()
+        await until(lambda: not desk.engine.per_user.jobs and not desk.engine.per_user.size)
+
+    play(tmp_path, story, Config(per_user=5))
+
+
+def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_parts, "KEPT_FOR", 0.05)
+
+    async def story(desk):
+        desk.who = ANN
+        connection, silent = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+        assert await asyncio.wait_for(connection[0].read(), 20) == b"" and not desk.engine.per_user.jobs
+        assert (await ask(silent, protocol.encode({"v": 1, "op": "ping"})))["ok"]  # who keeps nothing here may be silent
+        for one in (connection, silent):
+            one[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("parts", [[], [(2, 4)], [(2, 4), (1, 4)]])
+def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for one in parts:
+            assert (await ask(connection, part(*one)))["ok"]
+        said = await ask(connection, END)
+        assert said["error"]["code"] == "bad_input" and f"{sum(count for count, _ in parts)} jobs came of 4" in said["error"]["message"]
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs
+        for line in (part(3, 2), part(1, 1).replace(b'"of":1,', b""), part(1, 1).replace(b'"of":1,', b'"of":0,')):
+            assert (await ask(connection, line))["error"]["code"] == "bad_input"
+        assert not desk.engine.per_user.jobs
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_all_of_them_are_judged_by_the_same_settings(tmp_path):
+    """Else the first would not count in the quota of a group that the settings have now."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert (await ask(connection, part(2, 4)))["ok"]
+        desk.engine.configure(Config(per_user=10))
+        desk.know_people()
+        assert (await ask(connection, part(2, 4)))["ok"]
+        said = await ask(connection, END)
+        assert said["error"]["code"] == "refused" and "settings were read again" in said["error"]["message"]
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs
+        assert (await ask(connection, part(4, 4)))["ok"] and await ask(connection, END) == {"ok": True, "first": 1}
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_hangs_up_before_they_are_on_disk_has_queued_nothing(tmp_path, late):
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert await ask(connection, part(4, 4)) == {"ok": True, "kept": 4}
+        disk = threading.Event()
+        waiting = desk.engine.write(lambda db: disk.wait(30))
+        connection[1].write(END)
+        await until(lambda: desk.engine._writer._waiting)
+        if late:
+            disk.set()
+            await until(lambda: desk.engine.entries)
+        connection[1].write_eof()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        disk.set()
+        await waiting
+        said = protocol.decode(await connection[0].readline())
+        assert (said == {"ok": True, "first": 1}) if late else (said["error"]["code"] == "refused")
+        assert len(in_queue(desk)) == len(desk.engine.entries) == (4 if late else 0)
+        assert desk.engine.per_user.jobs == ({ANN: 4} if late else {})
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("when", "text"), [("parts", "none of the jobs was queued"), ("end", "none of the jobs was queued"), ("late", "too late")]
+)
+def test_an_interrupt_says_what_became_of_them(tmp_path, monkeypatch, when, text):
+    async def story(desk):
+        disk = threading.Event()
+        waiting = None if when == "parts" else desk.engine.write(lambda db: disk.wait(30))
+
+        def work(queue):
+            receive, calls = queue._receive, []
+
+            def interrupted(timeout):
+                calls.append(timeout)
+                if timeout > queue.timeout and len([one for one in calls if one > queue.timeout]) == 1:  # for the end of all parts
+                    if when == "late":
+                        disk.set()
+                        answer = receive(timeout)
+                        queue._buffer[:0] = protocol.encode(answer)
+                    raise KeyboardInterrupt
+                if timeout > queue.timeout:
+                    threading.Timer(0.2, disk.set).start()
+                return receive(timeout)
+
+            monkeypatch.setattr(queue, "_receive", interrupted)
+
+            def progress(sent, of):
+                if when == "parts":
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt) as caught:
+                queue.submit_many(jobs(40), progress=progress)
+            return str(caught.value)
+
+        assert text in await desk(ANN, work)
+        if waiting is not None:
+            await waiting
+        await until(lambda: not desk.server._connections)
+        assert len(in_queue(desk)) == len(desk.engine.entries) == (40 if when == "late" else 0)
+
+    play(tmp_path, story)
+
+
+def test_an_older_daemon_takes_none_of_them(tmp_path, monkeypatch):
+    async def story(desk):
+        monkeypatch.setattr(in_parts, "is_one", lambda request: False)
+        said = await desk.refused(BadInput, ANN, lambda queue: queue.submit_many(jobs(40)))
+        assert "unknown operation 'part'" in said and in_queue(desk) == []
+
+    play(tmp_path, story)
+
+
+def test_a_job_that_is_longer_than_a_request_is_not_sent(tmp_path):
+    async def story(desk):
+        long = JobSpec(Spec(argv=("x" * 1200,)))
+        assert "the request has" in await desk.refused(BadInput, ANN, lambda queue: queue.submit_many([*jobs(2), long]))
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs
+
+    play(tmp_path, story)
+
+
+def test_parts_are_lost_with_the_daemon(tmp_path):
+    """A list goes to one daemon from its first job to its last."""
+
+    async def story(desk):
+        def work(queue):
+            def progress(sent, of):
+                if sent > 10:
+                    queue.close()
+
+            with pytest.raises(DaemonUnavailable):
+                queue.submit_many(jobs(40), progress=progress)
+
+        await desk(ANN, work)
+        assert in_queue(desk) == []
+
+    play(tmp_path, story)
