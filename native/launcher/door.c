@@ -356,8 +356,17 @@ void door_collect(int milliseconds) {
         if ((pid = sys(NR_wait4, -1, 0, 1 /* WNOHANG */ | 0x40000000 /* __WALL */, 0)) == 0) pause_for(1000);
 }
 
+/* The child that waits at the door leaves our group before anything else: it may just have been made. One that has taken a request may be in our group for
+ * good, since somebody outside has sent it. */
+static void await_apart(void) {
+    struct pollfd_ child = {waiting, POLL_IN, 0};
+    struct timespec_ zero = {0, 0};
+    for (int i = 0; i < 1000 && waiting >= 0 && sys(NR_getpgid, waiting_pid) == sys(NR_getpid) && sys(NR_ppoll, &child, 1, &zero, 0, 8) == 0; i++) pause_for(100);
+}
+
 /* Whether a program that entered still runs. Those are in our process group; init, checks of health and agents, who wait to be called, are not. */
 int door_busy(void) {
     int32_t info[32] = {0};
+    await_apart();
     return sys(NR_waitid, 2 /* P_PGID */, 0, info, 1 | 4 | 0x1000000 | 0x40000000, 0) != -E_CHILD;
 }

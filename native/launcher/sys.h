@@ -10,7 +10,7 @@ typedef long sysret;
 #if defined(__x86_64__)
 enum {
     NR_read = 0, NR_write = 1, NR_close = 3, NR_mmap = 9, NR_munmap = 11, NR_madvise = 28, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14,
-    NR_ioctl = 16, NR_getpid = 39, NR_getppid = 110, NR_getsid = 124, NR_socket = 41, NR_sendmsg = 46, NR_recvmsg = 47, NR_socketpair = 53, NR_wait4 = 61, NR_waitid = 247, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_ftruncate = 77, NR_chdir = 80, NR_fchdir = 81,
+    NR_ioctl = 16, NR_getpid = 39, NR_getppid = 110, NR_getsid = 124, NR_getpgid = 121, NR_socket = 41, NR_sendmsg = 46, NR_recvmsg = 47, NR_socketpair = 53, NR_wait4 = 61, NR_waitid = 247, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_ftruncate = 77, NR_chdir = 80, NR_fchdir = 81,
     NR_umask = 95, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_setfsuid = 122, NR_setfsgid = 123,
     NR_capset = 126, NR_rt_sigtimedwait = 128, NR_pivot_root = 155, NR_prctl = 157, NR_sethostname = 170, NR_setdomainname = 171,
     NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_faccessat = 269, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_sched_getaffinity = 204, NR_getcpu = 309, NR_setsid = 112, NR_clock_gettime = 228,
@@ -23,7 +23,7 @@ enum {
 #elif defined(__aarch64__)
 enum {
     NR_read = 63, NR_write = 64, NR_close = 57, NR_mmap = 222, NR_munmap = 215, NR_madvise = 233, NR_rt_sigaction = 134, NR_rt_sigprocmask = 135,
-    NR_ioctl = 29, NR_getpid = 172, NR_getppid = 173, NR_getsid = 156, NR_socket = 198, NR_sendmsg = 211, NR_recvmsg = 212, NR_socketpair = 199, NR_wait4 = 260, NR_waitid = 95, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_ftruncate = 46, NR_chdir = 49, NR_fchdir = 50,
+    NR_ioctl = 29, NR_getpid = 172, NR_getppid = 173, NR_getsid = 156, NR_getpgid = 155, NR_socket = 198, NR_sendmsg = 211, NR_recvmsg = 212, NR_socketpair = 199, NR_wait4 = 260, NR_waitid = 95, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_ftruncate = 46, NR_chdir = 49, NR_fchdir = 50,
     NR_umask = 166, NR_setgroups = 159, NR_setresuid = 147, NR_setresgid = 149, NR_setfsuid = 151, NR_setfsgid = 152,
     NR_capset = 91, NR_rt_sigtimedwait = 137, NR_pivot_root = 41, NR_prctl = 167, NR_sethostname = 161, NR_setdomainname = 162,
     NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_faccessat = 48, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_sched_getaffinity = 123, NR_getcpu = 168, NR_setsid = 157, NR_clock_gettime = 113,

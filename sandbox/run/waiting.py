@@ -73,9 +73,10 @@ class Waiting:
         return ended
 
     def _open_exit(self) -> int:
-        """The file into which the keeper writes how it ended, opened before it is gone; -1 where there is none."""
+        """The file into which the keeper writes how it ended, opened before it is gone; -1 where there is none. A detached one's has the
+        other name from the moment at which all is in it until the keeper removes it."""
         how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if self._box.foreground else 0)
-        try:
-            return os.open(self._box.directory / "exit.tmp", how, 0o600)
-        except OSError:
-            return -1
+        for name in ("exit.tmp",) if self._box.foreground else ("exit.tmp", "exit"):
+            with contextlib.suppress(OSError):
+                return os.open(self._box.directory / name, how, 0o600)
+        return -1

@@ -11,6 +11,7 @@ from functools import partial
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone
 from dockless.sched import clock
+from dockless.sched.engine import mps_clients
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
 
@@ -63,7 +64,7 @@ def over(entry: LiveJob) -> None:
 
 
 async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tell: Callable[[], None] | None) -> None:
-    signalled = False
+    signalled = asked = False
     while not engine.closing and entry.job.id in engine.active and entry.hurry is hurry and entry.stop_by is not None:
         hurry.clear()
         if not signalled and entry.handle is not None:
@@ -71,6 +72,10 @@ async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tel
             await tried(engine, entry, "sent its stop signal", tell or entry.handle.send_stop)
             continue
         left = entry.stop_by - clock.ticks()
+        if left <= 0 and not asked:
+            asked = True
+            await mps_clients.end(engine, entry)
+            continue
         if left <= 0:
             await tried(engine, entry, "killed", partial(_kill, engine, entry))
             left = KILL_AGAIN

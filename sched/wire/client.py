@@ -42,6 +42,8 @@ _AT_ONCE = 1000
 _SLICING = 60.0
 """Seconds more for an answer that a GPU's driver has to give."""
 _A_MOMENT = Pause(-1, 0.1)
+_RELOADED = 60.0
+"""Seconds for the answer to ``reload``: the daemon lists its GPUs again first, and waits 10 s for a driver that hangs."""
 
 
 def own_socket() -> Path:
@@ -441,7 +443,8 @@ class Client:
     def reload(self) -> Path:
         """Have the daemon read its settings again, as SIGHUP does; the file that it reads. Raises BadInput, and the daemon goes on with
         what it had; NotPermitted for who is no administrator."""
-        return Path(self._call("reload")["file"])
+        self._send("reload", {})
+        return Path(self._receive(max(self.timeout, _RELOADED))["file"])
 
     def shutdown(self) -> None:
         """Ask the daemon to end. Running jobs go on; the next daemon takes them up again."""

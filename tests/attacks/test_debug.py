@@ -65,6 +65,8 @@ while not os.path.exists("/tmp/enough"):
                 if found not in told:
                     print(found, flush=True)
                 told.add(found)
+            if pid not in seen:
+                open(f"/tmp/seen-{pid}", "w").close()
             seen.add(pid)
 print("seen", len(seen), flush=True)
 """
@@ -77,7 +79,7 @@ def test_nobody_inside_reaches_what_looks_in(tmp_path: Path):
     with Sandbox([PYTHON, "-c", _SPY], stdin=DEVNULL, stdout=PIPE, text=True, seccomp="unconfined") as box:
         assert box.stdout.readline() == "ready\n"
         for _ in range(15):
-            ran = box.debug(tools, "sh", "-c", "sleep 0.05", text=True)
+            ran = box.debug(tools, "sh", "-c", "until test -e /target/tmp/seen-$$; do sleep 0.01; done", text=True)
             assert ran.returncode == 0, ran
         box.debug(tools, "touch", "/target/tmp/enough", write=True, check=True)
         said = box.stdout.read()

@@ -243,13 +243,11 @@ def test_one_that_is_removed_at_its_end(start):
     with pytest.raises(Unsupported, match="runs once"):
         box.restart()
     assert box.state == "running"
-    ended = []
-    waiting = threading.Thread(target=lambda: ended.append(box.wait(20)))
-    waiting.start()
     until(lambda: "started" in written(box), "its trap is set")
-    box.send_signal(signal.SIGTERM)
-    waiting.join(20)
-    assert [one.code for one in ended] == [6] and dockless.list() == []
+    with box.inner.waiting() as waiting:  # who comes after its end finds nothing
+        box.send_signal(signal.SIGTERM)
+        waiting.wait(20)
+        assert waiting.result().code == 6 and dockless.list() == []
     assert not list((paths.state() / "sandboxes").iterdir())
     for _ in range(10):
         start("true", remove=True)
@@ -259,6 +257,26 @@ def test_one_that_is_removed_at_its_end(start):
     for _ in range(10):  # by its keeper, while it is removed by us
         start("sleep 1000", remove=True).rm(force=True)
     assert dockless.list() == []
+
+
+def test_who_comes_while_its_keeper_removes_it_is_told_how_it_ended(start, monkeypatch):
+    """The record has its other name then."""
+    box = start("sleep 1000 & trap 'exit 6' TERM; echo started; wait", id="gone", remove=True)
+    until(lambda: "started" in written(box), "its trap is set")
+    inner, taken = box.inner, Box.pidfd
+
+    def late(box):
+        fd = taken(box)
+        (box.directory / "exit.tmp").rename(box.directory / "exit")
+        return fd
+
+    monkeypatch.setattr(Box, "pidfd", late)
+    with inner.waiting() as waiting:
+        monkeypatch.undo()
+        (inner.directory / "exit").rename(inner.directory / "exit.tmp")
+        box.send_signal(signal.SIGTERM)
+        waiting.wait(20)
+        assert waiting.result().code == 6 and dockless.list() == []
 
 
 def test_labels_of_our_own_are_refused(start):

@@ -274,8 +274,9 @@ class Life:
 
 
 class OrderedLife(Life):
-    """A job that is held and released, one that is requeued while it runs, and two that start together and end together: also for the
-    second time, where only one of them had started when the daemon died."""
+    """A job that is held and released, one that is requeued while it runs, one that reaches its time limit, one that waits for the end of
+    another, and two that start together and end together: also for the second time, where only one of them had started when the daemon
+    died."""
 
     def _story(self, daemon: int) -> None:
         self.released = self.requeued = False
@@ -285,6 +286,12 @@ class OrderedLife(Life):
             script = "[ -e /marks/tried ] && exit 6; echo > /marks/tried; exec sleep 1000"
             again = self._submit(queue, self._job("again", script))
             self.wanted[again] = Wanted("again", (State.FAILED, 6))
+            limited = self._submit(queue, self._job("limited", "exec sleep 1000", time_limit=1.0))
+            self.wanted[limited] = Wanted("limited", (State.TIMEOUT, 124))
+            first = self._submit(queue, self._job("first", "sleep 0.1; echo > /marks/ended; exit 0"))
+            self.wanted[first] = Wanted("first", (State.COMPLETED, 0))
+            after = self._submit(queue, self._job("after", "[ -e /marks/ended ] && exit 4; exit 5", after=(f"ok:{first}",)))
+            self.wanted[after] = Wanted("after", (State.FAILED, 4))
             gang = [self._job("together", "exit 0", role="one", gpus="1"), self._job("together", "exit 0", role="other")]
             together = self._ask(lambda: queue.submit_gang(gang))
             self.wanted |= {number: Wanted("together", (State.COMPLETED, 0)) for number in together}
@@ -306,7 +313,7 @@ class OrderedLife(Life):
             while not (self.marks / "tried").exists():
                 time.sleep(0.01)
             job, ran = queue.job(number), (self.marks / f"again-{number}").read_text().split()
-            if not job.state.ended and not job.options.requeue and len(ran) == 1:
+            if job.state in (State.STARTING, State.RUNNING) and not job.options.requeue and ran == [str(job.attempt)]:
                 queue.requeue(number, grace=0)
 
     def _wait_for_all(self) -> None:

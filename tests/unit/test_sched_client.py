@@ -17,6 +17,7 @@ from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted
 from dockless.sandbox.spec import Spec
 from dockless.sched import Job, JobSpec, State
+from dockless.sched.engine.gpus import asking
 from dockless.sched.wire import client as client_module
 from dockless.sched.wire import protocol
 from dockless.sched.wire.client import Client, connect
@@ -320,17 +321,20 @@ def test_a_daemon_that_reads_nothing(listening):
 
 
 def test_how_long_an_answer_is_waited_for(monkeypatch):
-    """A wait for as long as it was asked for and some seconds more; all else for as long as a call."""
+    """A wait for as long as it was asked for and some seconds more; new settings for longer than the daemon waits for the GPUs' driver; all
+    else for as long as a call."""
     job = Job(7, 0, "root", State.COMPLETED).as_dict()
     asked = []
     queue = Client("/x", timeout=3.0)
     monkeypatch.setattr(queue, "_send", lambda *_: None)
     monkeypatch.setattr(queue, "fileno", lambda: 5)
-    monkeypatch.setattr(queue, "_receive", lambda timeout: asked.append(timeout) or {"jobs": [job], "job": job})
+    monkeypatch.setattr(queue, "_receive", lambda timeout: asked.append(timeout) or {"jobs": [job], "job": job, "file": "/f"})
     monkeypatch.setattr(client_module.time, "monotonic", lambda: 1000.0)
     assert next(queue.waiting([7], timeout=20.0)) == Pause(5, 25.0) and next(queue.waiting([7])) == Pause(5, None)
     queue.job(7), queue.cancel(7)
     assert asked == [3.0, 3.0]
+    queue.reload()
+    assert asked.pop() >= asking.NO_ANSWER + 20.0
 
 
 def test_a_job_travels_with_its_disks_by_their_numbers(monkeypatch):
