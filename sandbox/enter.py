@@ -35,8 +35,8 @@ _KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
 _ORDER = ("net", "ipc", "uts", "cgroup", "pid", "mount")
 """In which they are entered: the mount namespace last, because the host's paths end there."""
 _SIGKILL = 9
-_MARK = (RLIMITS["locks"], RLIMITS["rttime"])
-"""The limits that are the mark of what has no cgroup."""
+_MARK = (RLIMITS["locks"], RLIMITS["rttime"], RLIMITS["rss"])
+"""The limits of which two are the mark of what has no cgroup."""
 TARGET = "/target"
 """Where the files of a sandbox are for whoever looks into it."""
 _CLONES = {"/": TARGET[1:], "/proc": "proc", "/sys": "sys"}
@@ -176,7 +176,7 @@ def _terminal(program: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
 
 def _spawned(program: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> tuple[Op, ...]:
     """The program section, and what is marked before there is a process in the sandbox: native/launcher/marked.c. The program's own values
-    of the two limits come first: they may be above the mark."""
+    of these limits come first: they may be above the mark."""
     first = () if has_cgroup else tuple(op for op in program if op.name == "RLIMIT" and op.c in _MARK)
     mark = () if has_cgroup else (Op("MARK", x=int(entry.ends)),)
     return (*first, *mark, Op("SPAWN"), *_program(tuple(op for op in program if op not in first), entry))

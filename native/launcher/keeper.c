@@ -12,11 +12,13 @@
  */
 #include "launcher.h"
 
-enum { SECONDS_OF_A_TERMINAL = 2 /* until its last output has come, at the end of its sandbox */ };
+enum { SECONDS_OF_A_TERMINAL = 2 /* until its last output has come, at the end of its sandbox */, SECONDS_OF_A_NAMESPACE = 1 /* until all of it has ended */ };
 
 char buffer[RECORD_ROOM];
 
-static int first; /* the sandbox's init, in those who enter, too: they were forked from its keeper */
+/* The sandbox's init and its plan, in those who enter, too: they were forked from its keeper, and share that memory. */
+static int first;
+static struct plan_header *sandbox;
 
 /* init takes all of its PID namespace with it. What entered has none of its own: account(). */
 static void kill_tree(void) {
@@ -184,6 +186,26 @@ static void time_is_up(struct plan_header *plan, struct deadline *d) {
     }
 }
 
+static int has_own_pids(const struct plan_header *plan) {
+    for (uint32_t pc = 0; pc < plan->n_ops; pc++)
+        if (plan_ops(plan)[pc].code == OP_SETNS && plan_ops(plan)[pc].x == 0x20000000 /* NEWPID */) return 1;
+    return 0;
+}
+
+/* What entered, where it has a mark. If it forks faster than we can kill, the sandbox ends: the kernel kills all of a PID namespace with its init. */
+static void end_marked(struct plan_header *plan) {
+    sysret init = sys(NR_pidfd_open, first, 0);
+    struct pollfd_ ended = {(int)init, POLL_IN, 0};
+    struct timespec_ wait = {SECONDS_OF_A_NAMESPACE, 0};
+    if (kill_marked(first) && init >= 0 && sandbox && has_own_pids(plan)) {
+        plan->outcome |= OUTCOME_UNENDED;
+        __atomic_fetch_or(&sandbox->outcome, OUTCOME_UNENDED, __ATOMIC_RELAXED);
+        sys(NR_pidfd_send_signal, init, SIG_KILL, 0, 0);
+        sys(NR_ppoll, &ended, 1, &wait, 0, 8);
+    }
+    if (init >= 0) sys(NR_close, init);
+}
+
 /* Collects init. What init noted of the program is exact; if init itself was killed, its own end is what there is. */
 static void account(struct plan_header *plan, int init_pid) {
     struct rusage_ usage;
@@ -191,7 +213,7 @@ static void account(struct plan_header *plan, int init_pid) {
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
     int killed = plan->outcome || plan->phase != PHASE_EXITED;
     if (killed || !(plan->flags & PLAN_ENTER)) kill_group("."); /* what a program that entered leaves behind lives on in the sandbox */
-    if (plan->flags & PLAN_ENTER && !plan->error && (killed || ends_with_its_program())) kill_marked(first); /* after an error there never was a program */
+    if (plan->flags & PLAN_ENTER && !plan->error && (killed || ends_with_its_program())) end_marked(plan); /* after an error there never was a program */
     if (killed && plan->flags & PLAN_ENTER) door_collect(100); /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
         plan->outcome |= OUTCOME_INIT_DIED;
@@ -300,6 +322,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     }
     if (!(plan->flags & PLAN_ENTER)) {
         first = init_pid;
+        sandbox = plan;
         sys(NR_setpgid, init_pid, init_pid); /* door_busy() */
         sys(NR_prctl, 36 /* CHILD_SUBREAPER */, 1, 0, 0, 0); /* what waits for those who entered may be killed first: door_collect() */
     }

@@ -78,7 +78,7 @@ int kill_group(const char *name);
 
 /* marked.c: what entered where there is no cgroup. */
 int ends_with_its_program(void); /* whether nothing of it is to go on when its program has ended */
-void kill_marked(int spared);
+int kill_marked(int spared); /* 1: there are always new ones */
 
 /* launcher.c: a child of the keeper says by its names that it is not the keeper. */
 void become_entering(void);

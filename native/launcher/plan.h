@@ -100,10 +100,11 @@ struct health_check {
     uint32_t unused;
 };
 
-/* OUTCOME_LOST: its keeper was killed. OUTCOME_RESTART: its policy restarts it. */
+/* OUTCOME_LOST: its keeper was killed. OUTCOME_RESTART: its policy restarts it. OUTCOME_UNENDED: what a command had started in it could not be ended, so the
+ * sandbox was; in the plan of that command, too. */
 enum {
     OUTCOME_TIMED_OUT = 1, OUTCOME_KILLED = 2, OUTCOME_INIT_DIED = 4, OUTCOME_LEASH = 8, OUTCOME_IDLE = 16, OUTCOME_EXPIRED = 32,
-    OUTCOME_LOST = 64, OUTCOME_RESTART = 128,
+    OUTCOME_LOST = 64, OUTCOME_RESTART = 128, OUTCOME_UNENDED = 256,
 };
 
 struct plan_op {
@@ -189,7 +190,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 
     X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */ \
     X(53, BARRIER, 's', '-', '-', '-')     /* in init: wait for what is to run, sent over the socket in; x nanoseconds at most, 0 for ever */ \
     X(54, HAND_ROOT, 's', '-', '-', '-')   /* send a clone of the root and of all that is mounted below it over the socket in */ \
-    X(55, MARK, '-', '-', '-', '-')        /* our limits LOCKS and RTTIME: marked.c; x != 0: what carries it ends with its program */
+    X(55, MARK, '-', '-', '-', '-')        /* two of our limits: marked.c; x != 0: what carries it ends with its program */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };

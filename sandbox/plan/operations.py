@@ -423,7 +423,10 @@ OPERATIONS: dict[str, Operation] = {
             f"{IMPOSSIBLE}nobody looks for the mark",
         ),
         numbers=lambda op, _: ["to its end"] if op.x else [],
-        hints={errno.ERANGE: "the hard limits 'locks' and 'rttime' are both low: give the sandbox neither, or a cgroup"},
+        hints={
+            errno.ERANGE: "of the hard limits 'locks', 'rttime' and 'rss' two have to be unlimited: give the sandbox one at most, "
+            "or a cgroup; from what has entered another sandbox so, none can be entered"
+        },
     ),
     "STREAMS": Operation(
         lambda op, p: ("take standard input, output and error from whoever is to have them", f"{NOTHING}its own are the script's"),

@@ -25,6 +25,7 @@ from dockless.cgroups import Cgroup
 from dockless.cgroups.usage import parse_flat
 from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
 from dockless.sandbox.enter import Entry, compile_look, compile_way, same_way, with_command
+from dockless.sandbox.plan.builder import NEW_NS
 from dockless.sandbox.plan.plan import (
     SLOT_CGROUP,
     SLOT_LEASH,
@@ -259,10 +260,16 @@ def _enter(
         )
         counted = process.nobody if group is None else partial(group.usage, pressure=False)
         if entry.tty and not entry.handed:
-            return Entered(*_with_terminal(box, plan, raw, fds, alone, counted), group, used, *account)
+            running, ours = _with_terminal(box, plan, raw, fds, alone, counted)
+            if group is None:
+                running.last_resort = partial(_end, box)
+            return Entered(running, ours, group, used, *account)
         if entry.tty:
             fds[SLOT_TERMINAL], fds[0] = fds[0], fds[1]
-        return Entered(process.start(plan, raw, fds, partial(_launch, box, alone), within, counted), -1, group, used, *account)
+        running = process.start(plan, raw, fds, partial(_launch, box, alone), within, counted)
+        if group is None:
+            running.last_resort = partial(_end, box)
+        return Entered(running, -1, group, used, *account)
     except BaseException as error:
         if group is not None:
             remove_cgroup(group)
@@ -286,6 +293,20 @@ def _compiled(box: Entrance, entry: Entry, has_cgroup: bool, tools: Tools | None
             box.ways.clear()
         box.ways[which] = known
     return with_command(known[0], entry), known[1]
+
+
+def _end(box: Entrance) -> bool:
+    """End the sandbox: the keeper of a command was killed before it could end all that the command had started, because many processes left
+    it no time. The kernel kills a PID namespace with its init, and that with its keeper. False where the processes are the host's."""
+    if not any(op.name == "CLONE" and op.x & NEW_NS["pid"] for op in box.plan.ops):
+        return False
+    with contextlib.suppress(SandboxError, ProcessLookupError):
+        keeper = box.pidfd()
+        try:
+            signal.pidfd_send_signal(keeper, signal.SIGKILL)
+        finally:
+            os.close(keeper)
+    return True
 
 
 def _ends(box: Entrance) -> bool:

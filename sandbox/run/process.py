@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS, _WAITING = 1, 2, 3, 4
-TIMED_OUT, KILLED, INIT_DIED, LEASH, IDLE, EXPIRED, LOST, RESTART = 1, 2, 4, 8, 16, 32, 64, 128
+TIMED_OUT, KILLED, INIT_DIED, LEASH, IDLE, EXPIRED, LOST, RESTART, UNENDED = 1, 2, 4, 8, 16, 32, 64, 128, 256
 Deadline = Literal["", "timeout", "idle_timeout", "ttl"]
 LATE = 1.0
 """Seconds that a keeper may be late in ending what is past its deadline."""
@@ -79,7 +79,8 @@ def nobody() -> None:
 class Exit:
     """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the
     call to the exec. ``max_rss``: bytes of the largest process. ``lost``: its keeper was killed, not by us: nobody saw how it ended.
-    ``limit``: which one, where it timed out. ``restarting``: its restart policy restarts it."""
+    ``limit``: which one, where it timed out. ``restarting``: its restart policy restarts it. ``unended``: what a command had started in it
+    could not be ended, so the sandbox was; of that command, too."""
 
     code: int | None
     signal: int | None
@@ -94,6 +95,7 @@ class Exit:
     lost: bool = False
     limit: Deadline = ""
     restarting: bool = False
+    unended: bool = False
 
     @property
     def returncode(self) -> int:
@@ -124,6 +126,7 @@ def exit_of(status: int, outcome: int, *, lost: bool = False, **more: object) ->
         killed=bool(outcome & (KILLED | LEASH)),
         lost=bool(outcome & LOST) or lost,
         restarting=bool(outcome & RESTART),
+        unended=bool(outcome & UNENDED),
         **more,  # type: ignore[arg-type]
     )
 
@@ -176,6 +179,9 @@ class Process:
         self._ending = _NOT_YET
         self._late = False
         self._counted = counted
+        self.last_resort: Callable[[], bool] = bool
+        """Ends the sandbox that it entered, where nothing else ends what it started. Whether it has."""
+        self._unended = False
         self._due = self._limit()
         self.setup = 0.0
         self.pid = 0
@@ -336,6 +342,7 @@ class Process:
             self._ending = _FORCED
             for fd in (self._init_fd, self._launched.pidfd):
                 _kill(fd)
+            self._unended = self.last_resort()
             self._set_due(time.monotonic() + AT_LAST)
         else:
             self._ending = _GIVEN_UP
@@ -357,6 +364,8 @@ class Process:
             status, outcome = signal.SIGKILL, 0 if lost else KILLED
         if self._late:
             outcome |= TIMED_OUT
+        if self._unended:
+            outcome |= UNENDED
         usage = self._counted()
         if usage is None or usage.cpu_seconds is None:
             usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEADLINES = {"": "timed out", "timeout": "timed out", "idle_timeout": "was idle for too long", "ttl": "came to the end of its time to live"}
 """By ``Exit.limit``, what happened."""
+UNENDED = "what the command started could not be ended in 2 s: the sandbox was ended"
+"""Where ``Exit.unended``, of a command that entered a sandbox."""
 _SHOWN = 1000
 """Characters or bytes of an output in the text of a result."""
 
@@ -28,7 +30,8 @@ class Result(Generic[T]):
     ``usage``: seconds and bytes, each None where this host does not count it. ``started``, ``ended``: seconds since the epoch.
     ``max_rss``: bytes of the largest process. ``gpus``: UUIDs of the leased GPUs. ``warnings``: what ``best_effort`` could not keep.
     ``killed``: it was ended through dockless. ``lost``: its keeper was killed, so nobody saw how it ended. ``stdout_dropped``,
-    ``stderr_dropped``: bytes beyond ``max_output``.
+    ``stderr_dropped``: bytes beyond ``max_output``. ``unended``: what a command started in the sandbox could not be ended, so the
+    sandbox was.
     """
 
     args: tuple[str, ...]
@@ -50,6 +53,7 @@ class Result(Generic[T]):
     stdout_dropped: int = 0
     stderr_dropped: int = 0
     limit: Deadline = ""
+    unended: bool = False
 
     def __repr__(self) -> str:
         """Long output is cut: a loop of asyncio's makes a text of what its first task returns, and does nothing with it."""
@@ -69,7 +73,7 @@ class Result(Generic[T]):
     def check_returncode(self) -> None:
         """``CheckFailed`` unless the command returned 0 in time: ``TimedOut``, ``SandboxLost``, ``OutOfMemory``, ``Killed``.
         The end of what was captured of its stderr is a note of the error."""
-        if self.returncode == 0 and not self.timed_out:
+        if self.returncode == 0 and not self.timed_out and not self.unended:
             return
         command = " ".join(self.args)[:80] or f"the command of image {self.image}"
         error = self._kind(f"{command}: {self.why}", result=self, hint="its result, with what it wrote, is the error's .result")
@@ -91,6 +95,10 @@ class Result(Generic[T]):
     @property
     def why(self) -> str:
         """How it ended, in words."""
+        return f"{self._how}; {UNENDED}" if self.unended else self._how
+
+    @property
+    def _how(self) -> str:
         if self.timed_out:
             return DEADLINES[self.limit] + " and was killed"
         if self.lost:
@@ -123,4 +131,6 @@ def result_of(
 ) -> Result[Any]:
     """The result of a sandbox's exit."""
     how = (ended.signal, ended.oom_killed, ended.timed_out, ended.usage, ended.started, ended.ended, ended.max_rss)
-    return Result(args, image, ended.returncode, stdout, stderr, *how, gpus, warnings, ended.killed, ended.lost, *dropped, ended.limit)
+    return Result(
+        args, image, ended.returncode, stdout, stderr, *how, gpus, warnings, ended.killed, ended.lost, *dropped, ended.limit, ended.unended
+    )

@@ -10,12 +10,19 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { BOMB = 60 };
+enum { BOMB = 60, FLOOD = 300 };
 
 static pid_t beside(void) { /* our sibling: nobody below us */
     return (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
+}
+
+static unsigned long moment(void) { /* milliseconds */
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long)now.tv_sec * 1000 + (unsigned long)now.tv_nsec / 1000000;
 }
 
 static void stay(void) {
@@ -54,6 +61,29 @@ static void bomb(void) {
     }
 }
 
+/* Always some three hundred that run without a pause, in sessions of their own, so that each has its share of the processors; who sees that one of them is
+ * gone makes another. */
+static void flood(void) {
+    volatile unsigned long *seen = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int own = -1;
+    signal(SIGCHLD, SIG_IGN);
+    for (int i = 0; i < FLOOD && own < 0; i++)
+        if (!fork()) own = i;
+    if (own < 0) return;
+    setsid();
+    close(0), close(1), close(2);
+    for (unsigned turn = (unsigned)own;; turn = turn * 5 + 1) {
+        unsigned long now = moment(), was = seen[turn % FLOOD];
+        seen[own] = now;
+        if (now > was + 90 && __sync_bool_compare_and_swap(&seen[turn % FLOOD], was, now)) {
+            if (!beside()) own = (int)(turn % FLOOD), setsid();
+        } else if (beside() > 0)
+            _exit(0);
+        else
+            setsid();
+    }
+}
+
 /* What it may do with every limit: raise it, and lower it to anything, its own and those of a process that it has made. And it marks the sandbox's init. */
 static void unmark(void) {
     pid_t child = fork();
@@ -66,7 +96,7 @@ static void unmark(void) {
             wanted.rlim_cur = wanted.rlim_max = had.rlim_max > 1ull << 60 ? had.rlim_max - (1ull << 59) : had.rlim_max / 2;
             setrlimit(i, &wanted);
             prlimit(child, i, &wanted, 0);
-            if (i == RLIMIT_LOCKS || i == RLIMIT_RTTIME) prlimit(1, i, &wanted, 0);
+            if (i == RLIMIT_LOCKS || i == RLIMIT_RTTIME || i == RLIMIT_RSS) prlimit(1, i, &wanted, 0);
         }
     }
 }
@@ -85,6 +115,8 @@ int main(int count, char **arguments) {
         twice();
     else if (!strcmp(how, "bomb"))
         bomb();
+    else if (!strcmp(how, "flood"))
+        flood();
     else if (!strcmp(how, "ignoring")) {
         ignore_all();
         if (!beside()) stay();

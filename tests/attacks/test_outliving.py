@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,20 +94,86 @@ def test_what_was_left_by_an_ordinary_end_is_not_another_commands(box):
 
 
 @pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
-@pytest.mark.parametrize("low", ["locks", "rttime"])
-def test_one_limit_that_is_low_already_leaves_the_other(grouped, program, low):
-    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], ulimits={low: 1000}) as box:
+@pytest.mark.parametrize("low", ["locks", "rttime", "rss"])
+def test_with_one_limit_that_is_low_only_its_own_are_ended(grouped, program, low):
+    """In the same sandbox and in another one, whichever began first, also by checks of health that pass."""
+    limits = {low: 1000}
+    health = HealthCheck(("true",), interval=0.05, timeout=5.0, retries=100)
+    with (
+        Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], ulimits=limits, health=health) as box,
+        Sandbox("host", FOREVER, stdin=DEVNULL, ulimits=limits) as beside,
+        Sandbox("host", FOREVER, stdin=DEVNULL) as unlimited,
+    ):
+        others = [one.spawn(*FOREVER, stdin=DEVNULL) for one in (box, beside, unlimited)]
+        checks = box.health.count
         with box.spawn(OUTLIVING, "beside", stdin=DEVNULL, stdout=PIPE, text=True) as command:
             assert command.stdout.readline() == "on\n"
+            others += [one.spawn(*FOREVER, stdin=DEVNULL) for one in (box, beside, unlimited)]
         assert _left(box) == []
+        until(lambda: box.health.count >= checks + 3, "three checks")
+        assert unlimited.exec("sleep", "99", timeout=0.2).timed_out
+        assert [other.poll() for other in others] == [None] * 6
+        for other in others:
+            other.close()
 
 
 @pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
-def test_what_could_not_be_found_again_is_not_started(grouped):
-    with Sandbox("host", FOREVER, stdin=DEVNULL, ulimits={"locks": 1000, "rttime": 1000}) as box:
+@pytest.mark.parametrize("limits", [{"locks": 1000, "rttime": 1000}, {"rss": 1000, "rttime": 0}])
+def test_what_could_not_be_found_again_is_not_started(grouped, limits):
+    with Sandbox("host", FOREVER, stdin=DEVNULL, ulimits=limits) as box:
         with pytest.raises(LaunchFailed) as error:
             box.exec("true")
-        assert "'locks' and 'rttime'" in str(error.value.hint)
+        assert "'locks', 'rttime' and 'rss'" in str(error.value.hint)
+
+
+def test_nothing_enters_a_sandbox_from_what_has_entered_one_so():
+    """Its mark would be below the other's, and an unrelated time limit its end."""
+    ran = subprocess.run([sys.executable, "-c", _NESTED], capture_output=True, text=True, check=True)
+    assert "from what has entered another sandbox" in ran.stdout
+
+
+_NESTED = """
+import ctypes
+from dockless import DEVNULL, Sandbox
+from dockless.errors import LaunchFailed
+from dockless.sandbox.run import foreground
+foreground.make_cgroup = lambda *given: None
+low = (ctypes.c_uint64 * 2)(2**64 - 2**62 - 5, 2**64 - 2**62 - 5)
+assert not ctypes.CDLL(None).prlimit(0, 10, low, None)
+with Sandbox("host", ("sleep", "1000"), stdin=DEVNULL) as box:
+    try:
+        box.exec("true")
+    except LaunchFailed as error:
+        print(error.hint)
+"""
+
+
+@pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
+def test_who_forks_faster_than_it_can_be_killed_ends_its_sandbox(grouped, program):
+    """300 that run all the time leave the process that is to end them no time. Then the kernel ends the sandbox, and that is said."""
+    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program]) as box, Sandbox("host", FOREVER, stdin=DEVNULL) as other:
+        with box.spawn(OUTLIVING, "flood", stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
+            ended = command.wait(60)
+        assert ended.timed_out
+        if ended.unended:
+            last = box.wait(60)
+            assert last.unended or last.lost
+        else:
+            assert _left(box) == [] and box.poll() is None
+        until(lambda: not _running("outliving"), "the end of all", 60)
+        assert other.poll() is None
+
+
+def _running(name: str) -> list[str]:
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            line = place.read_text()
+        except OSError:
+            continue
+        if f"({name})" in line and f"({name}) Z" not in line:
+            found.append(line)
+    return found
 
 
 @pytest.mark.parametrize("way", [*WAYS, "parent"])

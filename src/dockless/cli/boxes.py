@@ -105,6 +105,8 @@ def _state(row: dict[str, Any]) -> str:
     ended = row["exit"]
     if ended is not None:
         how = "oom" if ended["oom_killed"] else _DEADLINES[ended["limit"]] if ended["timed_out"] else f"exit {row['exit_code']}"
+        if ended["unended"]:
+            how += ": what a command started could not be ended"
         said.append(f"{how}, {span(ended['ended'] - ended['started'])}")
     return ": ".join([*said, row["reason"]] if row["reason"] else said)
 

@@ -87,6 +87,9 @@ def _report(options: Namespace, ended: Exit, command: Execution[Any]) -> int:
 
     if options.json:
         err(json_text({"command": list(command.args), "exit_code": ended.exit_code, **plain(ended)}))
-    elif ended.timed_out and not options.quiet:
-        warn("timed out, and all that it started was killed")
+    elif not options.quiet and (ended.timed_out or ended.unended):
+        from dockless._result import UNENDED
+
+        what = UNENDED if ended.unended else "all that it started was killed"
+        warn(f"timed out, and {what}" if ended.timed_out else what)
     return ended.exit_code

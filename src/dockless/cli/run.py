@@ -150,10 +150,14 @@ def _foreground(image: str, command: list[str], wanted: dict[str, Any], options:
         ended = terminal.converse(box, used_of(box)) if wanted.get("tty") else signals.wait(box)
     if options.json:
         print_exit(image, command, ended, box)
-    elif not options.quiet and (ended.timed_out or ended.oom_killed):
+    elif not options.quiet and (ended.timed_out or ended.oom_killed or ended.unended):
         from dockless.cli.output import warn
 
-        if ended.timed_out:
+        if ended.unended:
+            from dockless._result import UNENDED
+
+            warn(UNENDED)
+        elif ended.timed_out:
             from dockless._result import DEADLINES
             from dockless.base.units import format_duration
 
