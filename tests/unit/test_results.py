@@ -21,6 +21,7 @@ from dockless.errors import CheckFailed, Killed, OutOfMemory, SandboxLost, Timed
         ({"returncode": 0, "timed_out": True}, False, 124),  # it caught the stop signal and said goodbye
         ({"returncode": -15, "signal": 15, "timed_out": True}, False, 124),
         ({"returncode": 0, "oom_killed": True}, True, 0),
+        ({"returncode": 0, "unended": True}, False, 0),  # what it left running took the sandbox with it
     ],
 )
 def test_what_passes_a_check(how, passes, code):
@@ -74,6 +75,10 @@ def test_what_is_not_said_did_not_happen():
         ({"returncode": -9, "signal": 9}, "killed by signal 9"),
         ({"returncode": -9, "signal": 9, "oom_killed": True}, "out of memory (killed by signal 9)"),
         ({"returncode": 0, "timed_out": True, "oom_killed": True}, "timed out and was killed"),
+        (
+            {"returncode": 0, "timed_out": True, "unended": True},
+            "timed out and was killed; what the command started could not be ended in 2 s: the sandbox was ended",
+        ),
     ],
 )
 def test_how_it_ended_in_words(how, why):
