@@ -96,7 +96,14 @@ def _text(path: str, longest: int) -> str:
 
 def jobs_of_list(path: str, progress: Callable[[int, int], None] = lambda done, of: None) -> list[JobSpec]:
     """The jobs of a file of lines, each a job in dockless's own form, JSON. ``progress``: told now and then how many of how many lines are
-    read. ``BadInput`` with a note for each line that is wrong."""
+    read. ``BadInput`` with a note for each line that is wrong; an interrupt says that nothing is queued."""
+    try:
+        return _jobs_of_list(path, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("none of the jobs was queued") from None
+
+
+def _jobs_of_list(path: str, progress: Callable[[int, int], None]) -> list[JobSpec]:
     found: list[JobSpec] = []
     wrong: list[str] = []
     lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")

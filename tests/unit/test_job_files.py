@@ -665,3 +665,13 @@ def test_yaml_refused(text):
 
 def test_yaml_lines():
     assert yaml.loads("a:\n  b:\n  - 1\n  - c: 2\n", "f")[1][("a", "b", 1, "c")] == 4
+
+
+def test_an_interrupt_while_lines_are_read_says_that_nothing_is_queued(tmp_path):
+    def progress(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["true"]}\n' * 300)
+    with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
+        jobs_of_list(str(path), progress)

@@ -226,11 +226,74 @@ def test_an_interrupt_says_what_became_of_them(tmp_path, monkeypatch, when, text
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("submit", "text"),
+    [
+        (lambda queue: queue.submit_many(jobs(1)), "it came too late: the job is queued, as 1"),
+        (lambda queue: queue.submit_many(jobs(2)), "it came too late: the jobs are queued, from 1 on"),
+        (lambda queue: queue.submit_array(jobs(1)[0], 3), "it came too late: the jobs are queued, from 1 on"),
+        (lambda queue: queue.submit_many(jobs(2, after=("ok:99",))), "none of the jobs was queued"),
+    ],
+)
+def test_an_interrupt_of_one_request_says_what_became_of_it(tmp_path, monkeypatch, submit, text):
+    async def story(desk):
+        def work(queue):
+            receive, timeouts = queue._receive, []
+
+            def interrupted(timeout):
+                timeouts.append(timeout)
+                if len(timeouts) == 1:
+                    raise KeyboardInterrupt
+                return receive(timeout)
+
+            monkeypatch.setattr(queue, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                submit(queue)
+            assert min(timeouts) > queue.timeout  # the more jobs, the longer
+            return str(caught.value)
+
+        assert await desk(ANN, work) == text
+        assert bool(in_queue(desk)) == ("too late" in text)
+
+    play(tmp_path, story)
+
+
+def test_without_an_answer_they_may_be_in_the_queue(tmp_path, monkeypatch):
+    async def story(desk):
+        disk = threading.Event()
+        waiting = desk.engine.write(lambda db: disk.wait(30))
+
+        def work(queue):
+            queue.timeout = 0.05
+            with pytest.raises(DaemonUnavailable) as caught:
+                queue.submit_many(jobs(2))
+            return caught.value.hint
+
+        assert "may be in the queue: look with `dockless queue`" in await desk(ANN, work)
+        disk.set()
+        await waiting
+        await until(lambda: in_queue(desk))
+
+    play(tmp_path, story)
+
+
+def test_an_interrupt_before_anything_is_sent_says_so(tmp_path, monkeypatch):
+    from dockless.sched.wire import client
+
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_plain", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
+        client.Client(tmp_path / "no").submit_many(jobs(2))
+
+
 def test_an_older_daemon_takes_none_of_them(tmp_path, monkeypatch):
     async def story(desk):
         monkeypatch.setattr(in_parts, "is_one", lambda request: False)
-        said = await desk.refused(BadInput, ANN, lambda queue: queue.submit_many(jobs(40)))
-        assert "unknown operation 'part'" in said and in_queue(desk) == []
+        with pytest.raises(BadInput, match="unknown operation 'part'") as caught:
+            await desk(ANN, lambda queue: queue.submit_many(jobs(40)))
+        assert "restart it, or submit a shorter list" in caught.value.hint and in_queue(desk) == []
 
     play(tmp_path, story)
 
