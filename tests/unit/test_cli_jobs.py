@@ -448,7 +448,7 @@ def _at_1000(monkeypatch):
             row(state=State.COMPLETED, started=200.0, ended=205.0, exit_code=0, priority=4, name="n"),
             ["7", "ann", "COMPLETED", "4", "5s", "n"],
         ),
-        (row(state=State.CANCELLED, ended=205.0, name="n"), ["7", "ann", "CANCELLED", "15m", "n"]),
+        (row(state=State.CANCELLED, ended=205.0, name="n"), ["7", "ann", "CANCELLED", "1m45s", "n"]),
     ],
 )
 def test_a_row(capfd, job, cells):
@@ -625,3 +625,9 @@ def test_draining(daemon, say):
     assert say("gpu")[2][0].endswith("are required: list|cdi|mig") and say("quota")[2][0].endswith("are required: show|set")
     assert say("usage", "--since", "2026-02-01", "--until", "2026-01-01")[2][0] == "dockless: --until is before --since"
     assert say("drain", "77")[2][0] == "dockless: there is no GPU 77"
+
+
+@pytest.mark.parametrize("beside", [["--dlc", "job.params"], ["python:3.12"], ["--format", "compose"]])
+def test_a_list_stands_alone(capsys, beside):
+    assert main(["submit", *beside, "--from", "jobs.jsonl"]) == 125
+    assert "--from" in capsys.readouterr().err

@@ -25,6 +25,8 @@ def file_options(group: Any) -> None:
 
 def file_of(options: Namespace) -> str:
     """The file that is submitted, "" where a command is."""
+    if options.dlc is not None and options.job_list is not None:
+        raise BadInput("--dlc and --from both name a file", subject="--from", hint="submit them one after the other")
     if options.dlc is not None:
         if options.image or options.format not in (None, "dlc"):
             raise BadInput("--dlc names the file, and says its format", subject="--dlc", hint="dockless submit --dlc FILE")
@@ -113,6 +115,8 @@ def convert(options: Namespace) -> int:
     from dockless.sched.formats.own import document, toml
 
     file = _read(options.file, options)
+    if file.source is not None:
+        file.source.refuse()
     if options.json:
         print_json(document(file), indent=2)
     else:

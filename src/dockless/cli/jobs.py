@@ -66,9 +66,10 @@ def queue_group(parser: Parser, *, files: bool = False) -> None:
 
 
 def submit(options: Namespace) -> int:
+    path = file_of(options)
     if options.job_list is not None:
         return submit_list(options)
-    if path := file_of(options):
+    if path:
         return submit_file(options, path)
     from dockless._submitting import Order, make_job
 
@@ -290,7 +291,7 @@ def _starts(job: Job) -> str:
 def _time(job: Job) -> str:
     """How long it has waited, runs, or ran."""
     if not job.started:
-        return age(job.submitted)
+        return span(job.ended - job.submitted) if job.ended else age(job.submitted)
     return span(job.ended - job.started) if job.ended else age(job.started)
 
 
