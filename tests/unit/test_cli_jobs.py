@@ -631,3 +631,19 @@ def test_draining(daemon, say):
 def test_a_list_stands_alone(capsys, beside):
     assert main(["submit", *beside, "--from", "jobs.jsonl"]) == 125
     assert "--from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["submit"], "dockless submit IMAGE"),
+        (["submit", "./a.toml", "./b.toml"], "'./b.toml' stands beside a job file"),
+        (["submit", "--priority", "x", "--", "true"], "--priority: 'x' is not a whole number"),
+        (["clone", "3", "--image", "x"], "there is no option --image"),
+        (["gpu", "mig", "create", "1"], "'gpu mig create 1' is not complete"),
+    ],
+)
+def test_a_line_that_is_wrong_is_answered_in_its_own_words(capsys, line, said):
+    assert main(line) == 125
+    err = capsys.readouterr().err
+    assert said in err and "--time" not in err and "dockless run" not in err, err

@@ -30,7 +30,7 @@ def asked(monkeypatch):
         def ping(self):
             return DAEMON
 
-        def submit_many(self, jobs):
+        def submit_many(self, jobs, progress=None):
             asked.extend(jobs)
             return [7 + at for at in range(len(jobs))]
 
@@ -132,6 +132,32 @@ def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
     assert asyncio.run(aio.submit_file(path)) == [aio.Submitted(7)]
     assert asyncio.run(aio.submit(["a"], array=2)) == [aio.Submitted(7), aio.Submitted(8)]
     assert asyncio.run(aio.submit(["a"])) == aio.Submitted(7)
+
+
+def test_keywords_of_submit_are_those_of_the_queue_too(asked):
+    with pytest.raises(TypeError, match=r"unknown keyword 'time_limt': did you mean time_limit\?"):
+        submit(["a"], time_limt="1h")
+    with pytest.raises(TypeError, match="unknown keyword 'zzz'; known are .*memory.*time_limit"):
+        submit(["a"], zzz=1)
+
+
+def test_arguments_and_texts_of_a_job_file_are_checked(asked, tmp_path):
+    with pytest.raises(BadInput, match="arguments is one text, 'abc', not a list"):
+        submit_file(text="#!/bin/sh\ntrue\n", format="sbatch", arguments="abc")
+    with pytest.raises(BadInput, match=r"text is b'#!/bin/sh', not a text"):
+        submit_file(text=b"#!/bin/sh")
+    with pytest.raises(BadInput) as caught:
+        submit_file(text="[roles.a]\nscript = 'x'\n[roles.b]\nscript = 'x'", priority="x")
+    assert not getattr(caught.value, "__notes__", ())
+
+
+def test_a_note_of_a_job_file_names_the_line_that_submits_it(asked):
+    async def awaited():
+        await aio.submit_file(text="script = 'x'\n[roles.a]\nscript = 'y'\n")
+
+    with pytest.warns(UserWarning, match="script: has no effect") as caught:
+        asyncio.run(awaited())
+    assert {one.filename for one in caught} == {__file__}
 
 
 def test_what_a_job_file_from_python_is_refused_for(asked, tmp_path):

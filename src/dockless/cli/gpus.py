@@ -123,8 +123,9 @@ def _mig(options: Namespace) -> int:
 
     verb, *words = options.words or [""]
     if verb not in ("profiles", "create", "remove") or len(words) < (2 if verb == "create" else 1) or (verb == "profiles" and words[1:]):
+        said = " ".join(["gpu mig", *options.words])
         hint = "gpu mig profiles GPU; gpu mig create GPU PROFILE …; gpu mig remove UUID …"
-        raise BadInput("gpu mig cannot be read", subject="mig", hint=hint)
+        raise BadInput(f"{said[:60]!r} is not complete, or has a word too many", subject="mig", hint=hint)
     daemon = _root_daemon() if verb != "profiles" and os.geteuid() != 0 else None
     if verb == "remove":
         if daemon is not None:

@@ -34,6 +34,9 @@ def file_of(options: Namespace) -> str:
     if options.job_list is not None and (options.image or options.format):
         raise BadInput("--from names the file, and says its format", subject="--from", hint="dockless submit --from FILE")
     if len(options.image) != 1:
+        if len(options.image) > 1 and (options.format or _is_file(options.image[0])):
+            hint = "submit them one after the other; arguments of a batch script stand behind --"
+            raise BadInput(f"{options.image[1][:60]!r} stands beside a job file", subject=options.image[1][:80], hint=hint)
         if options.format:
             raise BadInput("--format without a file", subject="--format", hint="dockless submit --format compose FILE")
         return ""
@@ -44,6 +47,12 @@ def file_of(options: Namespace) -> str:
         return name
     refuse_missing(name)
     return ""
+
+
+def _is_file(name: str) -> bool:
+    from dockless._jobfiles import is_job_file
+
+    return is_job_file(name)
 
 
 def submit_file(options: Namespace, path: str) -> int:

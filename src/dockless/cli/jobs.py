@@ -12,7 +12,7 @@ from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
 from dockless.cli.job_names import find_jobs, job_numbers, spoken_of, together
 from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
-from dockless.cli.parser import Namespace, Parser, whole
+from dockless.cli.parser import Namespace, Parser, integer, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
 
@@ -35,7 +35,7 @@ def queue_group(parser: Parser, *, files: bool = False) -> None:
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
-    queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
+    queue.add_argument("--priority", type=integer, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
     queue.add_argument(
         "--array",
@@ -73,7 +73,7 @@ def submit(options: Namespace) -> int:
         return submit_file(options, path)
     from dockless._submitting import Order, make_job
 
-    image, command = image_and_command(options)
+    image, command = image_and_command(options, "submit")
     if options.retry_on and not options.retries:
         raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     job = make_job(

@@ -165,6 +165,17 @@ def _value(word: str, more: dict[str, Any]) -> Any:
     return value
 
 
+def integer(text: str) -> int:
+    """The type of an option that is a whole number, below zero, too."""
+    from dockless.base.later import re
+
+    if not re.fullmatch("[-+]?[0-9]{1,18}", text):
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text[:60]!r} is not a whole number")
+    return int(text)
+
+
 def whole(low: int) -> Callable[[str], int]:
     """The type of an option that is a whole number, this or more."""
 

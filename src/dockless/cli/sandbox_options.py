@@ -96,7 +96,7 @@ def fetched(
         return bring(image, options.pull or pull or "missing", progress, platform)
 
 
-def image_and_command(options: Namespace) -> tuple[str, list[str]]:
+def image_and_command(options: Namespace, verb: str = "run") -> tuple[str, list[str]]:
     """The image and the command of a parsed line. ``BadInput`` where neither is said, or the ``--`` was forgotten."""
     if len(options.image) > 1:
         wanted = " ".join(options.image[1:4])
@@ -106,7 +106,8 @@ def image_and_command(options: Namespace) -> tuple[str, list[str]]:
     if options.command is not None and not options.command:
         raise BadInput("there is no command after '--'", hint="leave '--' out to run the image's own command")
     if not options.image and options.command is None:
-        raise BadInput("neither an image nor a command", hint="dockless run IMAGE, dockless run IMAGE -- COMMAND, dockless run -- COMMAND")
+        hint = f"dockless {verb} IMAGE, dockless {verb} IMAGE -- COMMAND, dockless {verb} -- COMMAND"
+        raise BadInput("neither an image nor a command", hint=hint)
     return (options.image[0] if options.image else "host"), options.command or []
 
 
