@@ -145,7 +145,7 @@ def test_all_that_start_together_are_cloned():
     assert changed[0] == jobs[0] and {(job.spec.argv, job.gpus) for job in changed[1:]} == {(("other",), "2")}
     with pytest.raises(BadInput, match="there is no role 'ps'") as caught:
         with_options(file, {}, (), "ps")
-    assert caught.value.hint == "there are chief, worker"
+    assert caught.value.hint == "its roles are chief, worker"
     with pytest.raises(BadInput, match="there is no role 'main'"):
         with_options(file_of([JobSpec(Spec(("true",)))]), {}, (), "main")
     alone = gang("[roles.worker]\ncommand = ['true']\n")

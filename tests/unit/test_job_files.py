@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, read_job_file, start_together
+from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
 from dockless.base import json_lines, toml_lines, yaml
 from dockless.cli import main
 from dockless.errors import BadInput
@@ -472,6 +472,8 @@ def test_what_cannot_start_together_is_refused():
         make_gang_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
     with pytest.raises(BadInput, match="array stands beside several roles or instances"):
         make_gang_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
+    with pytest.raises(BadInput, match=r"job\.toml:1: array stands beside ports"):
+        order_of(read_own("array = 3\nscript = 'true'\nports = { http = 1 }"), "job.toml")
     assert not start_together(read_own("script = 'true'"))
     assert start_together(read_own("script = 'true'\nports = { http = 1 }"))
 
