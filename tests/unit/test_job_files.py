@@ -134,6 +134,7 @@ ALL_WRONG = [
       "taskRoles.w.commands[1]": 12, "taskRoles.w.commands[2]": 13}),
     ("b.yaml", "services:\n  a:\n    image: x\n    build: .\n    restart: maybe\n  b:\n    immage: y\n    command: '\"'\n",
      {"services.a.build": 4, "services.a.restart": 5, "services.b.image": 6, "services.b.immage": 7, "services.b.command": 8}),
+    ("c.yaml", "name: [a]\nservices:\n", {"name": 1, "services": 2}),  # that they are missing, and not that none is to run
     ("a.params", "nonsense\nworker_count=x\nworker_image=i\ncommand=c\ncommand=d\nworker_memory=much\npriority=high\nfoo=1\n",
      {"a.params": 1, "worker_count": 2, "command": 5, "worker_memory": 6, "priority": 7, "foo": 8}),
     ("a.sh", "#!/bin/sh\n#SBATCH --gppus=2\n#SBATCH --time=soon 'x\n#SBATCH --time=soon\n#SBATCH --nodes=2\n#SBATCH --mem=x --array=3-1\n",
