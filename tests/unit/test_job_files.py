@@ -284,6 +284,8 @@ configs: {c: {file: ./c.txt}, unused: {external: true}}
         "a.yaml:10: services.a.environment: A has no value, and the caller's is not taken",
         "a.yaml:8: services.a.volumes[1]: it has no name: what is written there is the job's own, and goes with it",
     )
+    own = read_text(text.replace("    network_mode: host\n", ""), "a.yaml")
+    assert own.roles[0].options["add_hosts"] == ["b:10.0.0.1"] and "host.docker.internal is not known" in " ".join(own.notes)
     for wrong, said in (("pid: 'service:b'", "pid is 'service:b'"), ("configs: [unused]", "'unused' is no file"), ("ipc: a", "ipc is 'a'")):
         kept = text.replace("    configs: [{source: c, target: etc/c}]\n", "") if wrong.startswith("configs") else text
         kept = kept.replace("    ipc: host\n", "") if wrong.startswith("ipc") else kept

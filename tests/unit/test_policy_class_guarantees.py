@@ -61,6 +61,11 @@ def test_what_is_not_within_the_guarantee_borrows(other):
     assert given(other, job(11, 1, "H100"), quotas=of(H100=1)).starts[0].job == 11
 
 
+def test_who_asks_for_any_is_within_a_class_of_all_whole_ones():
+    """Slices are none of what such a job may get."""
+    assert given(job(10, 1), running=ALL, quotas=of(whole=1)).preempts == [PreemptJob(9, 10)]
+
+
 def test_who_names_one_of_the_class_is_within_it():
     named = job(10, 1, devices=frozenset(("g0",)))
     assert given(named, running=ALL, quotas=of(H100=1)).preempts == [PreemptJob(7, 10)]
