@@ -129,6 +129,9 @@ def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
     path.write_text("name = 'n'\ncommand = ['a']\n")
     assert submit_file(str(path), name="other", time_limit="1m", retries=2) == [Submitted(7)]
     assert asked.pop() == make_job("host", ["a"], {}, name="other", time_limit=60, retries=2)
+    monkeypatch.chdir(tmp_path)
+    path.with_name("-").write_text("command = ['dash']\n")  # from Python it is a file like any other
+    assert submit_file("-") == [Submitted(7)] and asked.pop().spec.argv == ("dash",)
     assert submit_file(text="[roles.a]\ncount = 2\nscript = 'true'\n[roles.master]\nscript = 'true'\n") == [Submitted(n) for n in (7, 8, 9)]
     assert asked.pop() == ["master", "a", "a"]
     assert asyncio.run(aio.submit_file(path)) == [aio.Submitted(7)]
