@@ -103,6 +103,13 @@ def test_any_pool_that_covers_a_job_is_enough():
     assert given(job(10, 2, "H100"), running=running, quotas=bobs).preempts == [PreemptJob(8, 10)]
 
 
+def test_a_covered_job_counts_in_the_class_of_which_it_has_some():
+    """Bob's pair is covered by what he is guaranteed of any, and its H100 uses up that of the class."""
+    quotas = Quotas(of("bob", general=2, H100=1).users | of("anna", H100=2).users)
+    running = [has(7, "g0", "g2", since=-90.0), has(8, "g1", since=-80.0)]
+    assert given(job(10, 1, "H100"), running=running, quotas=quotas).preempts == [PreemptJob(8, 10)]
+
+
 def test_nobody_ends_a_job_of_her_own_for_it():
     """Her job with one of each is borrowed, and has what her guarantee counts already."""
     running = [has(7, "g1", since=-90.0), has(8, "g0", "g2", user="anna", since=-80.0)]
