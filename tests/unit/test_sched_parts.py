@@ -138,6 +138,23 @@ def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
     play(tmp_path, story)
 
 
+def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
+    """Whoever goes on all the same queues no half of it."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for wrong in (part(3, 4), part(1, 4).replace(b'"gpus":"1"', b'"gpus":"99"'), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')):
+            assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+            assert (await ask(connection, wrong))["error"]["code"] in ("bad_input", "not_enough_gpus")
+            assert not desk.engine.per_user.jobs and not desk.engine.per_user.size
+        said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
+        assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
 def test_all_of_them_are_judged_by_the_same_settings(tmp_path):
     """Else the first would not count in the quota of a group that the settings have now."""
 
