@@ -123,6 +123,9 @@ def test_who_may_have_others_gets_those_first():
     assert given(job(1, 3, user="bob"), quotas=quotas).starts[0].gpus == ("g0", "g1", "g2")
     assert given(job(1, 2, "H100", "bob"), quotas=quotas).starts == [StartJob(1, ("g0", "g1"))]
     assert given(job(1, 2, user="bob")).starts == [StartJob(1, ("g0", "g1"))]
+    part = "H100,memory=60G"  # within the class another, of which somebody is guaranteed some, too
+    more = {"quotas": of(**{"H100": 2, part: 1}), "classes": CLASSES | {part: ("g0",)}}
+    assert given(job(1, 1, "H100", "bob"), **more).starts == [StartJob(1, ("g1",))]
 
 
 def test_a_class_has_a_weight_of_its_own():
