@@ -144,6 +144,7 @@ def test_a_class_has_a_weight_of_its_own():
     waiting = [job(1, 2, "H100", "bob", groups=("one",)), job(2, 2, "H100", groups=("lab",))]
     had = {"user anna": 9.0, "user bob": 0.0, "group lab": 900.0, "group one": 200.0}
     assert given(*waiting, quotas=lab, usage=had).starts[0].job == 2
+    assert given(*waiting, quotas=lab, usage=had | {"group one": 50.0}).starts[0].job == 1
 
 
 # -- in any state
