@@ -46,6 +46,19 @@ def test_many_jobs_are_one_transaction(tmp_path):
     play(tmp_path, story)
 
 
+def test_short_ones_of_many_values_come_in_parts_too(tmp_path, monkeypatch):
+    """They would fit into a request, and would be too much to be decoded at once."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+    monkeypatch.setattr(protocol, "MAX_PARTS", 60)
+
+    async def story(desk):
+        told = []
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(40), progress=lambda sent, of: told.append(sent))) == [*range(1, 41)]
+        assert len(told) > 1 and told[-1] == 40
+
+    play(tmp_path, story)
+
+
 def test_one_that_is_wrong_queues_none_of_them(tmp_path):
     async def story(desk):
         wrong = [*jobs(50), JobSpec(gpus="99"), *jobs(50)]
