@@ -154,7 +154,9 @@ def test_all_that_start_together_are_cloned():
 
 def test_jobs_that_no_file_can_say_are_not_cloned():
     first, second = (JobSpec(Spec((word,)), role="worker") for word in "ab")
-    for jobs in ([first, second], [first, dataclasses.replace(first, role="ps"), first], [first, dataclasses.replace(first, name="x")]):
+    other = dataclasses.replace(first, role="ps")
+    named, limited = dataclasses.replace(first, name="x"), dataclasses.replace(other, time_limit=60.0)
+    for jobs in ([first, second], [first, other, first], [first, named], [first, limited]):
         with pytest.raises(BadInput, match="cannot be written in a file"):
             file_of(jobs)
 
