@@ -155,8 +155,8 @@ class Client:
             raise KeyboardInterrupt("none of the jobs was queued") from None
         finally:
             self.close()
-        queued = f"the jobs are queued, from {first} on" if others else f"the job is queued, as {first}"
-        raise KeyboardInterrupt(f"it came too late: {queued}") from None
+        queued = f"the jobs are queued, from job {first} on" if others else f"the job is queued, as {first}"
+        raise KeyboardInterrupt(f"the interrupt came too late: {queued}") from None
 
     def _new_ids(self, timeout: float, count: int) -> list[int]:
         """The answer to a submit. ``DaemonUnavailable``: nobody knows what became of it."""

@@ -42,7 +42,7 @@ def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **que
         pulls = pulls_of(file, what)
     if together := start_together(file, array=array is not None or "array" in file.queue):
         if array is not None:
-            raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+            _refuse_array(file, what)
         jobs = _gang_of(file, what, queue, wrong)
     else:
         jobs = [job] if (job := _job_of(file, what, queue, wrong)) is not None else []
@@ -156,9 +156,7 @@ def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
 
 def _refuse(wrong: Sequence[str], lines: int, count: int, path: str) -> None:
     if wrong:
-        error = BadInput(
-            f"{lines} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines"
-        )
+        error = BadInput(f"{lines} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines")
         for one in wrong[:_MOST_ERRORS]:
             error.add_note(one)
         if len(wrong) > _MOST_ERRORS:
@@ -183,7 +181,7 @@ def _job_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings)
         wrong.add(BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint))
         return None
     job = _make_job(file, file.roles[0], what, queue, wrong)
-    return _told(job, file.roles[0]) if job is not None and file.together else job
+    return _with_variables(job, file.roles[0]) if job is not None and file.together else job
 
 
 def _is_several(file: JobFile) -> bool:
@@ -196,8 +194,16 @@ def start_together(file: JobFile, *, array: bool = False) -> bool:
     return _is_several(file) or bool(file.roles[0].ports) or (file.together and not array)
 
 
-def _told(job: JobSpec, role: Role) -> JobSpec:
-    """One of an array, each alone: its ports are those of its own network."""
+def _refuse_array(file: JobFile, what: str) -> None:
+    """``BadInput``: what starts together is no array."""
+    with _placed(file, file.roles[0], what):
+        beside = "several roles or instances" if _is_several(file) else "ports"
+        raise BadInput(f"array stands beside {beside}", subject="array", hint="give one of them")
+
+
+def _with_variables(job: JobSpec, role: Role) -> JobSpec:
+    """A job of an array with the variables that say its rank, its port and the cluster: it is the only one there, and its port is in its
+    own network. Those that start together get theirs from the daemon."""
     from dockless.sched.jobs import JobOptions
     from dockless.sched.roles import FIRST_PORT, environment
 
@@ -227,7 +233,8 @@ def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings
         wrong.add(BadInput(f"{what} has {count} instances, and at most {MAX_MEMBERS} can start together", subject=what, hint=hint))
         return []
     if "array" in file.queue:
-        wrong.add(BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them"))
+        with wrong.noted():
+            _refuse_array(file, what)
     found: list[JobSpec] = []
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
         ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
@@ -272,9 +279,7 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
     return found
 
 
-def _made(
-    file: JobFile, role: Role, what: str, said: Mapping[str, Any], given: Mapping[str, Any], wrong: Findings
-) -> JobSpec | None:
+def _made(file: JobFile, role: Role, what: str, said: Mapping[str, Any], given: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
     """None where something is wrong. A keyword that is wrong is noted, and the others are looked at without it. ``given``: what of ``said``
     the file does not say."""
     queue, options, gone = dict(said), dict(role.options), list[str]()

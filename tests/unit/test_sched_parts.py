@@ -46,6 +46,19 @@ def test_many_jobs_are_one_transaction(tmp_path):
     play(tmp_path, story)
 
 
+def test_short_ones_of_many_values_come_in_parts_too(tmp_path, monkeypatch):
+    """They would fit into a request, and would be too much to be decoded at once."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+    monkeypatch.setattr(protocol, "MAX_PARTS", 60)
+
+    async def story(desk):
+        told = []
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(40), progress=lambda sent, of: told.append(sent))) == [*range(1, 41)]
+        assert len(told) > 1 and told[-1] == 40
+
+    play(tmp_path, story)
+
+
 def test_one_that_is_wrong_queues_none_of_them(tmp_path):
     async def story(desk):
         wrong = [*jobs(50), JobSpec(gpus="99"), *jobs(50)]
@@ -133,6 +146,23 @@ def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
         for line in (part(3, 2), part(1, 1).replace(b'"of":1,', b""), part(1, 1).replace(b'"of":1,', b'"of":0,')):
             assert (await ask(connection, line))["error"]["code"] == "bad_input"
         assert not desk.engine.per_user.jobs
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
+    """Whoever goes on all the same queues no half of it."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for wrong in (part(3, 4), part(1, 4).replace(b'"gpus":"1"', b'"gpus":"99"'), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')):
+            assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+            assert (await ask(connection, wrong))["error"]["code"] in ("bad_input", "not_enough_gpus")
+            assert not desk.engine.per_user.jobs and not desk.engine.per_user.size
+        said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
+        assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
         connection[1].close()
 
     play(tmp_path, story)
@@ -229,9 +259,9 @@ def test_an_interrupt_says_what_became_of_them(tmp_path, monkeypatch, when, text
 @pytest.mark.parametrize(
     ("submit", "text"),
     [
-        (lambda queue: queue.submit_many(jobs(1)), "it came too late: the job is queued, as 1"),
-        (lambda queue: queue.submit_many(jobs(2)), "it came too late: the jobs are queued, from 1 on"),
-        (lambda queue: queue.submit_array(jobs(1)[0], 3), "it came too late: the jobs are queued, from 1 on"),
+        (lambda queue: queue.submit_many(jobs(1)), "the interrupt came too late: the job is queued, as 1"),
+        (lambda queue: queue.submit_many(jobs(2)), "the interrupt came too late: the jobs are queued, from job 1 on"),
+        (lambda queue: queue.submit_array(jobs(1)[0], 3), "the interrupt came too late: the jobs are queued, from job 1 on"),
         (lambda queue: queue.submit_many(jobs(2, after=("ok:99",))), "none of the jobs was queued"),
     ],
 )
