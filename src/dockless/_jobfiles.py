@@ -317,8 +317,9 @@ def _keyword_of(error: BadInput, attempt: Callable[[str], object], names: Sequen
 
 
 _THEIRS = {
-    "memory": ("mem_limit", "memory", "memoryMB"), "memory_low": ("mem_reservation",), "cpus": ("cpu", "cpuNumber"), "pids": ("pids_limit",),
-    "env": ("environment",), "mounts": ("volumes", "configs", "secrets"), "image": ("dockerImage",), "gpus": ("gpu", "gpuNumber"),
+    "memory": ("mem_limit", "memory", "memoryMB"), "memory_low": ("mem_reservation",), "cpus": ("cpu", "cpuNumber"),
+    "pids": ("pids_limit",), "env": ("environment",), "mounts": ("volumes", "configs", "secrets"), "image": ("dockerImage",),
+    "gpus": ("gpu", "gpuNumber"),
     "shm_size": ("shmMB",), "add_hosts": ("extra_hosts",), "workdir": ("working_dir",), "health": ("healthcheck",),
     "stop_signal": ("stop_signal",), "grace": ("stop_grace_period",),
 }  # fmt: skip

@@ -142,7 +142,7 @@ def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
 def test_keywords_of_submit_are_those_of_the_queue_too(asked):
     with pytest.raises(TypeError, match=r"unknown keyword 'time_limt': did you mean time_limit\?"):
         submit(["a"], time_limt="1h")
-    with pytest.raises(TypeError, match="unknown keyword 'zzz'; known are .*memory.*time_limit"):
+    with pytest.raises(TypeError, match=r"unknown keyword 'zzz'; known are .*memory.*time_limit"):
         submit(["a"], zzz=1)
 
 
