@@ -51,8 +51,13 @@ def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **que
 
 
 def _wrong_of(file: JobFile, what: str) -> Source:
-    """What was found wrong when it was read, to be told with all else."""
-    return Source(what) if file.source is None else file.source.further()
+    """What was found wrong when it was read, to be told with all else. ``BadInput`` with it where it is another's format: what stands for
+    a value that could not be read would be found wrong, too."""
+    if file.source is None:
+        return Source(what)
+    if file.format != "dockless":
+        file.source.refuse()
+    return file.source.further()
 
 
 def keywords() -> list[str]:
@@ -239,7 +244,7 @@ def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
         ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
         failed, succeeded = (min(number or 0, MAX_MEMBERS) for number in (role.min_failed, role.min_succeeded))
-        if (job := _make_job(file, role, what, queue, wrong)) is None:
+        if (job := _make_job(file, role, what, queue, wrong)) is None or wrong.errors:
             continue
         with wrong.noted(), _placed(file, role, what):
             found += [replace(job, role=role.name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count

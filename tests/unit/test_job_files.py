@@ -746,3 +746,12 @@ def test_each_line_of_a_list_tells_all_that_is_wrong_with_it(tmp_path):
     path.write_text("\n")
     with pytest.raises(BadInput, match="is empty"):
         jobs_of_list(str(path))
+
+
+@pytest.mark.parametrize(("name", "text"), [case[:2] for case in (*ALL_WRONG, *WRONG)])
+def test_what_is_told_of_a_file_that_is_submitted_begins_with_what_is_wrong_with_its_keys(name, text):
+    with pytest.raises(BadInput) as caught:
+        read_text(text, name)
+    keys = {str(caught.value), *(note.partition(" (")[0] for note in getattr(caught.value, "__notes__", ()))}
+    told = {line.partition(" (")[0] for line in all_told(text, name)}
+    assert len(keys) <= len(told) and (name.endswith((".toml", ".json")) or len(keys) == len(told))
