@@ -10,7 +10,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
-from dockless.cli.job_names import find_jobs, job_numbers, spoken_of, together
+from dockless.cli.job_names import find_jobs, job_numbers, jobs_named, spoken_of, together
 from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
@@ -172,11 +172,10 @@ def queue(options: Namespace) -> int:
     if options.events:
         from dockless.cli.job_events import show_events
 
-        return show_events(numbers, options)
+        return show_events(options.ids, numbers, options)
     with connect() as client:
         if numbers:
-            named = zip(options.ids, numbers, strict=True)
-            found, more = [job for name, number in named for job in _named(client, number, gang="_" not in name)], 0
+            found, more = jobs_named(client, options.ids, numbers), 0
         else:
             found, more = _listed(client, options)
         daemon = client.ping()
@@ -245,14 +244,6 @@ def _cells(job: Job) -> list[object]:
     if not job.array:
         shown["array"] = shown["index"] = ""
     return [("" if name in ("started", "ended") and not value else value) for name, value in shown.items()]
-
-
-def _named(client: Client, number: int, *, gang: bool) -> list[Job]:
-    """The job; with ``gang`` all that start together where it is the first of them."""
-    job = client.job(number)
-    if job.gang != job.id or not gang:
-        return [job]
-    return [job, *(client.job(job.id + index) for index in range(1, job.options.members))]
 
 
 def print_queue(jobs: list[Job], simulated: bool) -> None:
