@@ -1,0 +1,25 @@
+"""Whether this host has a GPU of a class: asked of the classes that quotas name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dockless.errors import DocklessError
+from dockless.sandbox.gpus import gpu, handed_out
+
+
+def has_class(kinds: Sequence[str]) -> Callable[[str], bool]:
+    """What says so. ``kinds``: the kinds of devices that are handed out beside the GPUs. True of every model and MIG profile where
+    the driver tells of no GPU: there is nothing to compare with."""
+    try:
+        units = gpu.units(gpu.inventory(processes=False, links=False))
+    except DocklessError:
+        units = ()
+    devices = handed_out.inventory(kinds, handed_out.number_after(units)) if kinds else ()
+
+    def found(name: str) -> bool:
+        if "/" in name:
+            return any(gpu.is_of(unit, name) for unit in devices)
+        return not units or any(gpu.is_of(unit, name) for unit in units)
+
+    return found
