@@ -50,7 +50,7 @@ def test_classes_of_which_there_is_no_gpu(say, home, monkeypatch):
     assert doctor._settings()[:2] == ("note", line.replace("HOME", str(home)))
     (home / "dockless.toml").write_text(text.replace("H10O", '"amd.com/gpu"'))
     assert "is of class amd.com/gpu" in say("check")[1]
-    (home / "dockless.toml").write_text(text.replace("H10O", "H100"))
+    (home / "dockless.toml").write_text(text.replace("H10O", "whole"))
     assert say("check")[0] == 0
 
 

@@ -35,7 +35,7 @@ def queue_group(parser: Parser, *, files: bool = False) -> None:
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
-    queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
+    queue.add_argument("--priority", type=whole(), default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
     queue.add_argument(
         "--array",
@@ -279,10 +279,9 @@ def _starts(job: Job) -> str:
 
 
 def _time(job: Job) -> str:
-    """How long it has waited, runs, or ran."""
-    if not job.started:
-        return age(job.submitted)
-    return span(job.ended - job.started) if job.ended else age(job.started)
+    """How long it has waited, or did before it was cancelled; runs, or ran."""
+    since = job.started or job.submitted
+    return span(job.ended - since) if job.ended else age(since)
 
 
 def _why(job: Job) -> str:
