@@ -130,7 +130,9 @@ def _check_classes(before: Mapping[str, Any], values: Mapping[str, int], kinds: 
     known = has_class(kinds) if new else None
     for name, key in new.items():
         if known is not None and not is_profile(name) and not known(name):
-            hint = "`dockless gpu list` lists the GPUs; a class is a model (H100), a MIG profile (1g.10gb), a kind of gpus.devices, or whole"
+            hint = (
+                "`dockless gpu list` lists the GPUs; a class is a model (H100), a MIG profile (1g.10gb), a kind of gpus.devices, or whole"
+            )
             raise BadInput(f"no GPU of this host is of class {name}", subject=key, hint=hint)
 
 

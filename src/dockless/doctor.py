@@ -269,7 +269,6 @@ def _daemon() -> tuple[Status, str, str]:
 
 def _settings() -> tuple[Status, str, str]:
     from dockless.base import settings
-
     from dockless.sandbox.gpus.host_classes import has_class
 
     path = paths.config_file()

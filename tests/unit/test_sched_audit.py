@@ -47,7 +47,7 @@ def test_who_asked_for_what(tmp_path):
 
 
 def test_what_an_administrator_reads_of_others(tmp_path):
-    """What another's job wrote or asked for, or what happened to it, is written down, one's own is not; settings that changed by their keys alone."""
+    """What another's job wrote, asked for and went through is written down, one's own is not; settings that changed by their keys alone."""
 
     async def story(desk):
         await desk.submit(ANN, SECRET)

@@ -17,8 +17,8 @@ def config_options(parser: Parser) -> None:
 
 
 def config(options: Namespace) -> int:
-    """1 for a file whose users, groups or classes of GPUs this host does not know; ``BadInput`` for one that cannot be read, and for the caller's own if
-    a daemon would not start with it."""
+    """1 for a file whose users or groups this host does not know, or of whose classes it has no GPU; ``BadInput`` for one that cannot be
+    read, and for the caller's own if a daemon would not start with it."""
     from dockless.base import paths, settings
     from dockless.base.path import Path
 
