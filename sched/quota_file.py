@@ -127,9 +127,9 @@ def _check_classes(before: Mapping[str, Any], values: Mapping[str, int], kinds: 
     for name, key in new.items():
         if same := next((one for one in (*there, *new) if one != name and one.lower() == name.lower()), ""):
             raise BadInput(f"class {name!r} is the same as {same!r}, of which the quota says something", subject=key, hint=f"write {same}")
-    known = has_class(kinds) if new else None
+    known = has_class(kinds)
     for name, key in new.items():
-        if known is not None and not is_profile(name) and not known(name):
+        if not is_profile(name) and not known(name):
             hint = (
                 "`dockless gpu list` lists the GPUs; a class is a model (H100), a MIG profile (1g.10gb), a kind of gpus.devices, or whole"
             )
