@@ -111,7 +111,7 @@ class FullParser(argparse.ArgumentParser):
         word = docker_words.flag(self.prog.removeprefix("dockless "), name)
         if word is not None:
             self.error(f"there is no option {name}", word.hint)
-        near = difflib.get_close_matches(name, self._option_string_actions, 1, 0.8)
+        near = difflib.get_close_matches(name, self._option_string_actions, 1)
         self.error(f"there is no option {name}", f"did you mean {near[0]}? `{self.prog} --help` lists the options" if near else "")
 
     def _refuse_letters(self, words: Sequence[str]) -> None:
