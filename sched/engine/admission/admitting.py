@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from dockless.base.dataclass import replace
@@ -29,6 +29,10 @@ AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 SHOWN_AT_ONCE = 500
 """Jobs that are on disk and come into memory before somebody else's turn."""
+KEPT_FOR = 60.0
+"""Seconds for which parts of a submit are kept without another part, or the end."""
+KEPT_AT_MOST = 600.0
+"""Seconds after the first part at which all are dropped."""
 
 
 async def admitted(
@@ -69,10 +73,14 @@ async def admitted(
 
 class Parts:
     """The parts of one submit that have come so far. They count as jobs in the queue, so that what is kept of a user, all connections
-    together, is never more than she may have there."""
+    together, is never more than she may have there. Too old, they are dropped, whatever else their connection is used for; ``dropped`` is
+    called then."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, dropped: Callable[[], None]) -> None:
         self._engine = engine
+        self._dropped = dropped
+        self._too_old: asyncio.TimerHandle | None = None
+        self._begun = 0.0
         self._counted = ExitStack()
         self._new: list[NewJob] = []
         self._given_up = False
@@ -83,6 +91,7 @@ class Parts:
 
     def close(self) -> None:
         """Keep nothing of it."""
+        self._stop_clock()
         self._new = []
         self._counted.close()
 
@@ -98,22 +107,36 @@ class Parts:
             self.close()
             raise
 
+    def _stop_clock(self) -> None:
+        if self._too_old is not None:
+            self._too_old.cancel()
+            self._too_old = None
+
+    def _drop(self) -> None:
+        self.close()
+        self._dropped()
+
     async def _add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
         engine, before = self._engine, len(self)
+        self._stop_clock()
+        self._begun = self._begun if before else engine.loop.time()
         self._config = self._config if before else engine.config
         if before + len(specs) > of:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
-        with engine.per_user.coming(caller.uid, len(specs), 0):
+        with engine.per_user.in_parts(caller.uid, len(specs), 0):
             new = await admitted(engine, caller, specs, before=before)
             size = sum(taken(len(job.spec), job.options) for job in new)
             engine.admission.refuse_too_large(caller, engine.per_user, size)
-        self._counted.enter_context(engine.per_user.coming(caller.uid, len(new), size))
+        self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
         self._new += new
+        until = min(engine.loop.time() + KEPT_FOR, self._begun + KEPT_AT_MOST)
+        self._too_old = engine.loop.call_at(until, self._drop)
 
     async def submit(self, of: int) -> list[int]:
         """Queue them in one transaction: their numbers, in order. Nothing is kept afterwards, whatever comes of it."""
         engine, new = self._engine, self._new
+        self._stop_clock()
         try:
             if len(new) != of:
                 raise BadInput(f"{len(new)} jobs came of {of}, so none was queued", subject="of", hint="submit them again")
