@@ -21,16 +21,24 @@ def is_one(request: dict[str, Any]) -> bool:
     return request.get("op") == "part" or (request.get("op") == "submit" and request.get("of") is not None)
 
 
-async def answer(parts: Parts, caller: Caller, request: dict[str, Any], reader: asyncio.StreamReader, ahead: bytearray) -> dict[str, Any]:
-    """The answer to such a request. After an error the caller closes ``parts``. ``ahead``: gets what was read of the next request."""
+async def answer(
+    parts: Parts,
+    caller: Caller,
+    request: dict[str, Any],
+    turn: Callable[[], Awaitable[None]],
+    reader: asyncio.StreamReader,
+    ahead: bytearray,
+) -> dict[str, Any]:
+    """The answer to such a request. After an error the caller closes ``parts``. ``turn``: awaited between pieces of
+    work. ``ahead``: gets what was read of the next request."""
     of = integer(request, "of", 1, MAX_JOBS_IN_PARTS)
     jobs = request.get("jobs")
     if request["op"] == "submit":
-        first = (await _watched(reader, parts.submit(of or 0), parts.give_up, ahead))[0]
+        first = (await _watched(reader, parts.submit(of or 0, turn), parts.give_up, ahead))[0]
         return {"first": first}
     if of is None or not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
         raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}, or 'of' not said", subject="jobs", hint="send smaller parts")
-    await parts.add(caller, jobs, of)
+    await parts.add(caller, jobs, of, turn)
     return {"kept": len(parts)}
 
 

@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from dockless.base.typing import Any, TypeVar
@@ -185,7 +186,7 @@ class Server:
                     await _taken(writer)
                     continue
                 if in_parts.is_one(request):
-                    answer = await self._short(in_parts.answer(kept, caller, request, reader, ahead))
+                    answer = await self._short(in_parts.answer(kept, caller, request, partial(self.pacing.turn, uid), reader, ahead))
                     self.audit.note(caller, request, answer)
                     writer.write(encode({"ok": True, **answer}))
                     await _taken(writer)

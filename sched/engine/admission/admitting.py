@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from dockless.base.dataclass import replace
@@ -35,22 +35,28 @@ KEPT_AT_MOST = 600.0
 """Seconds after the first part at which all are dropped."""
 
 
+async def next_round() -> None:
+    """The turn of whoever does something for nobody in particular."""
+    await asyncio.sleep(0)
+
+
 async def admitted(
     engine: Engine,
     caller: Caller,
     specs: Sequence[Any],
+    turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
     place: tuple[int, int] = (0, 0),
     gang: bool = False,
     before: int = 0,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises what is wrong with one. ``array``, ``place``, ``gang``: as in ``Engine.submit``;
-    ``before``: how many jobs of the same submit have been here."""
+    """The jobs, given as plain JSON values. Raises what is wrong with one. ``turn``, ``array``, ``place``, ``gang``: as in
+    ``Engine.submit``; ``before``: how many jobs of the same submit have been here."""
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
         if index % AT_A_TIME == AT_A_TIME - 1:
-            await asyncio.sleep(0)  # others have requests, too
+            await turn()
         try:
             asked = read(JobSpec, plain, "job")
             if gang and len(specs) > 1:
@@ -67,7 +73,7 @@ async def admitted(
         new = gang_admission.admitted(engine, caller, new)
     elif any(job.options.role for job in new):
         raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
-    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after})
+    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after}, turn)
     return name_whole_arrays(engine, new)
 
 
@@ -99,10 +105,10 @@ class Parts:
         """Whoever submits wants it no more: unless it is on disk already, ``submit`` queues nothing."""
         self._given_up = True
 
-    async def add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
-        """The next jobs of ``of``. After an error nothing is kept."""
+    async def add(self, caller: Caller, specs: Sequence[Any], of: int, turn: Callable[[], Awaitable[None]]) -> None:
+        """The next jobs of ``of``. After an error nothing is kept. ``turn``: awaited between pieces of work."""
         try:
-            await self._add(caller, specs, of)
+            await self._add(caller, specs, of, turn)
         except BaseException:
             self.close()
             raise
@@ -116,7 +122,7 @@ class Parts:
         self.close()
         self._dropped()
 
-    async def _add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
+    async def _add(self, caller: Caller, specs: Sequence[Any], of: int, turn: Callable[[], Awaitable[None]]) -> None:
         engine, before = self._engine, len(self)
         self._stop_clock()
         self._begun = self._begun if before else engine.loop.time()
@@ -125,7 +131,7 @@ class Parts:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
         with engine.per_user.in_parts(caller.uid, len(specs), 0):
-            new = await admitted(engine, caller, specs, before=before)
+            new = await admitted(engine, caller, specs, turn, before=before)
             size = sum(taken(len(job.spec), job.options) for job in new)
             engine.admission.refuse_too_large(caller, engine.per_user, size)
         self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
@@ -133,8 +139,9 @@ class Parts:
         until = min(engine.loop.time() + KEPT_FOR, self._begun + KEPT_AT_MOST)
         self._too_old = engine.loop.call_at(until, self._drop)
 
-    async def submit(self, of: int) -> list[int]:
-        """Queue them in one transaction: their numbers, in order. Nothing is kept afterwards, whatever comes of it."""
+    async def submit(self, of: int, turn: Callable[[], Awaitable[None]]) -> list[int]:
+        """Queue them in one transaction: their numbers, in order. Nothing is kept afterwards, whatever comes of it. ``turn``: as in
+        ``add``."""
         engine, new = self._engine, self._new
         self._stop_clock()
         try:
@@ -156,7 +163,7 @@ class Parts:
             for start in range(0, of, SHOWN_AT_ONCE):
                 end = start + SHOWN_AT_ONCE
                 engine.show_submitted(just_submitted(ids[start:end], new[start:end], now, False))
-                await asyncio.sleep(0)
+                await turn()
             return ids
         finally:
             self.close()
