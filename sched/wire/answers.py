@@ -31,7 +31,7 @@ from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
-from dockless.sched.wire import kept
+from dockless.sched.wire import why_aside
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
 from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
@@ -111,7 +111,7 @@ class Answers:
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         waiting = entry.first.waiting
         if waiting.id in engine.aside.kept and job.reason == engine.aside.why(entry.first.job):
-            return kept.why(engine, entry.first, number, foretold, self.outlook.places())
+            return why_aside.why(engine, entry.first, number, foretold, self.outlook.places())
         if waiting.id in engine.aside.kept or seen is None:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         found = Why(

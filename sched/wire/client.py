@@ -147,7 +147,7 @@ class Client:
             raise KeyboardInterrupt("none of the jobs was queued") from None
         finally:
             self.close()
-        raise KeyboardInterrupt(f"it came too late: the jobs are queued, from {first} on") from None
+        raise KeyboardInterrupt(f"the interrupt came too late: the jobs are queued, from job {first} on") from None
 
     def submit_gang(self, jobs: Iterable[JobSpec]) -> list[int]:
         """Queue jobs that start together, or not at all, each with a ``role``; their ids in order. The first stands for all: what is asked

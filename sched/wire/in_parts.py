@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput
 from dockless.sched.callers import Caller
-from dockless.sched.engine.admission.admitting import Parts
+from dockless.sched.engine.admission.parts import Parts
 from dockless.sched.wire.fields import integer
 from dockless.sched.wire.protocol import MAX_JOBS_IN_PARTS, MAX_JOBS_PER_SUBMIT
 

@@ -21,7 +21,7 @@ from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine.admission.admitting import Parts
+from dockless.sched.engine.admission.parts import Parts
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job

@@ -149,7 +149,7 @@ class Verbs:
         index = integer(request, "gpu", 0, MAX_GPUS)
         profiles = words(request, "profiles", MAX_SLICES)
         if index is None:
-            raise BadInput("'gpu' is not said", subject="gpu", hint="`dockless gpu list` has the indices first")
+            raise BadInput("'gpu' is missing", subject="gpu", hint="give its index, the first column of `dockless gpu list`")
         return {"created": await slicing.create(self._engine, caller, index, profiles)}
 
     async def _remove_slices(self, caller: Caller, request: Request) -> Answer:

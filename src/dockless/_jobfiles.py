@@ -37,7 +37,7 @@ def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **que
     """What is queued of a file. ``array`` and ``queue``: instead of what it says, where not None. ``BadInput``"""
     if together := start_together(file, array=array is not None or "array" in file.queue):
         if array is not None:
-            raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+            _refuse_array(file, what)
         jobs = make_gang_of(file, what, **queue)
     else:
         jobs = [make_job_of(file, what, **queue)]
@@ -145,7 +145,7 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
         hint = "submit it as a file: dockless submit FILE"
         raise BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint)
     job = _make_job(file, file.roles[0], what, queue)
-    return _told(job, file.roles[0]) if file.together else job
+    return _with_variables(job, file.roles[0]) if file.together else job
 
 
 def _is_several(file: JobFile) -> bool:
@@ -158,8 +158,16 @@ def start_together(file: JobFile, *, array: bool = False) -> bool:
     return _is_several(file) or bool(file.roles[0].ports) or (file.together and not array)
 
 
-def _told(job: JobSpec, role: Role) -> JobSpec:
-    """One of an array, each alone: its ports are those of its own network."""
+def _refuse_array(file: JobFile, what: str) -> None:
+    """``BadInput``: what starts together is no array."""
+    with _placed(file, file.roles[0], what):
+        beside = "several roles or instances" if _is_several(file) else "ports"
+        raise BadInput(f"array stands beside {beside}", subject="array", hint="give one of them")
+
+
+def _with_variables(job: JobSpec, role: Role) -> JobSpec:
+    """A job of an array with the variables that say its rank, its port and the cluster: it is the only one there, and its port is in its
+    own network. Those that start together get theirs from the daemon."""
     from dockless.sched.jobs import JobOptions
     from dockless.sched.roles import FIRST_PORT, environment
 
@@ -180,7 +188,7 @@ def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
         hint = "submit an array, of jobs that start one after the other: --array"
         raise BadInput(f"{what} has {count} instances, and at most {MAX_MEMBERS} can start together", subject=what, hint=hint)
     if "array" in file.queue:
-        raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+        _refuse_array(file, what)
     found: list[JobSpec] = []
     wrong = Findings()
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):

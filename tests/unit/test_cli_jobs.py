@@ -522,7 +522,7 @@ def test_what_keeps_a_job_waiting(daemon, say):
         "rule     held: it may not start until it is released",
         "behind   job 1 (PENDING)",
         "sooner   after `dockless release 2`",
-        "sooner   after `dockless release 1`, as it waits for what is held",
+        "sooner   after `dockless release 1`, for it waits for what is held",
     ]
     assert say("release", "2")[0] == 0 and say("why", "2")[1][:2] == ["job 2 waits: for the end of job 1", "starts   nobody can say yet"]
     assert sorted(say("queue", "-q")[1]) == [str(n) for n in range(1, 8)]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, read_job_file, start_together
+from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
 from dockless.base import json_lines, toml_lines, yaml
 from dockless.cli import main
 from dockless.errors import BadInput
@@ -136,6 +136,7 @@ ALL_WRONG = [
       "taskRoles.w.commands[1]": 12, "taskRoles.w.commands[2]": 13}),
     ("b.yaml", "services:\n  a:\n    image: x\n    build: .\n    restart: maybe\n  b:\n    immage: y\n    command: '\"'\n",
      {"services.a.build": 4, "services.a.restart": 5, "services.b.image": 6, "services.b.immage": 7, "services.b.command": 8}),
+    ("c.yaml", "name: [a]\nservices:\n", {"name": 1, "services": 2}),  # that they are missing, and not that none is to run
     ("a.params", "nonsense\nworker_count=x\nworker_image=i\ncommand=c\ncommand=d\nworker_memory=much\npriority=high\nfoo=1\n",
      {"a.params": 1, "worker_count": 2, "command": 5, "worker_memory": 6, "priority": 7, "foo": 8}),
     ("a.sh", "#!/bin/sh\n#SBATCH --gppus=2\n#SBATCH --time=soon 'x\n#SBATCH --time=soon\n#SBATCH --nodes=2\n#SBATCH --mem=x --array=3-1\n",
@@ -285,6 +286,8 @@ configs: {c: {file: ./c.txt}, unused: {external: true}}
         "a.yaml:10: services.a.environment: A has no value, and the caller's is not taken",
         "a.yaml:8: services.a.volumes[1]: it has no name: what is written there is the job's own, and goes with it",
     )
+    own = read_text(text.replace("    network_mode: host\n", ""), "a.yaml")
+    assert own.roles[0].options["add_hosts"] == ["b:10.0.0.1"] and "host.docker.internal is not known" in " ".join(own.notes)
     for wrong, said in (("pid: 'service:b'", "pid is 'service:b'"), ("configs: [unused]", "'unused' is no file"), ("ipc: a", "ipc is 'a'")):
         kept = text.replace("    configs: [{source: c, target: etc/c}]\n", "") if wrong.startswith("configs") else text
         kept = kept.replace("    ipc: host\n", "") if wrong.startswith("ipc") else kept
@@ -474,6 +477,8 @@ def test_what_cannot_start_together_is_refused():
         make_gang_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
     with pytest.raises(BadInput, match="array stands beside several roles or instances"):
         make_gang_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
+    with pytest.raises(BadInput, match=r"job\.toml:1: array stands beside ports"):
+        order_of(read_own("array = 3\nscript = 'true'\nports = { http = 1 }"), "job.toml")
     assert not start_together(read_own("script = 'true'"))
     assert start_together(read_own("script = 'true'\nports = { http = 1 }"))
 

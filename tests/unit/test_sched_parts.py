@@ -14,7 +14,7 @@ from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
-from dockless.sched.engine.admission import admitting
+from dockless.sched.engine.admission import parts as parts_of_submits
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.wire import in_parts, protocol
 
@@ -45,6 +45,19 @@ def test_many_jobs_are_one_transaction(tmp_path):
         assert len(told) > 10 and told == sorted(told) and told[-1] == (100, 100) and {of for _, of in told} == {100}
         assert desk.engine.per_user.jobs == {ANN: 100}
         assert await desk(ANN, lambda queue: queue.submit_many(jobs(3))) == [101, 102, 103]
+
+    play(tmp_path, story)
+
+
+def test_short_ones_of_many_values_come_in_parts_too(tmp_path, monkeypatch):
+    """They would fit into a request, and would be too much to be decoded at once."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+    monkeypatch.setattr(protocol, "MAX_PARTS", 60)
+
+    async def story(desk):
+        told = []
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(40), progress=lambda sent, of: told.append(sent))) == [*range(1, 41)]
+        assert len(told) > 1 and told[-1] == 40
 
     play(tmp_path, story)
 
@@ -109,7 +122,7 @@ def test_parts_count_as_jobs_until_their_connection_ends(tmp_path):
 
 
 def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(admitting, "KEPT_FOR", 0.05)
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.05)
 
     async def story(desk):
         desk.who = ANN
@@ -128,7 +141,7 @@ PING = protocol.encode({"v": 1, "op": "ping"})
 
 def test_other_requests_do_not_keep_them(tmp_path, monkeypatch):
     """Neither many nor one that goes on for long."""
-    monkeypatch.setattr(admitting, "KEPT_FOR", 0.2)
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.2)
 
     async def story(desk):
         held = await desk.submit(ANN, *jobs(1))
@@ -153,7 +166,7 @@ def test_other_requests_do_not_keep_them(tmp_path, monkeypatch):
 
 
 def test_more_parts_do_not_keep_them_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(admitting, "KEPT_AT_MOST", 0.3)
+    monkeypatch.setattr(parts_of_submits, "KEPT_AT_MOST", 0.3)
 
     async def story(desk):
         desk.who = ANN
@@ -239,6 +252,23 @@ def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
         for line in (part(3, 2), part(1, 1).replace(b'"of":1,', b""), part(1, 1).replace(b'"of":1,', b'"of":0,')):
             assert (await ask(connection, line))["error"]["code"] == "bad_input"
         assert not desk.engine.per_user.jobs
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
+    """Whoever goes on all the same queues no half of it."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for wrong in (part(3, 4), part(1, 4).replace(b'"gpus":"1"', b'"gpus":"99"'), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')):
+            assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+            assert (await ask(connection, wrong))["error"]["code"] in ("bad_input", "not_enough_gpus")
+            assert not desk.engine.per_user.jobs and not desk.engine.per_user.size
+        said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
+        assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
         connection[1].close()
 
     play(tmp_path, story)

@@ -10,6 +10,7 @@ from support.quotas import limits
 
 from dockless.cli import main
 from dockless.errors import BadInput, NotEnoughGpus, NotPermitted, Refused
+from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.spec import Spec
 from dockless.sched import ClassInfo, JobSpec, QuotaInfo
 from dockless.sched.config import Config
@@ -50,6 +51,20 @@ def test_who_has_what(tmp_path, monkeypatch, capfd):
         assert json.loads(capfd.readouterr().out) == [one.as_dict() for one in found]
 
     play(tmp_path, story, CONFIG)
+
+
+def test_what_is_leased_at_this_moment_without_the_queue_counts(tmp_path, monkeypatch):
+    """Also where no job waits, so that nobody else looks."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(desk):
+        await desk(ANN, lambda queue: queue.quotas())
+        with lease.lease(gpu.parse_request("device=1")):
+            found = await desk(ANN, lambda queue: queue.quotas())
+            assert [(one.gpus, one.running) for one in found if one.gpus] == [(1, 0)]
+        assert not any(one.gpus for one in await desk(ANN, lambda queue: queue.quotas()))
+
+    play(tmp_path, story)
 
 
 def test_of_a_class(tmp_path, monkeypatch, capfd):

@@ -30,7 +30,7 @@ def asked(monkeypatch):
         def ping(self):
             return DAEMON
 
-        def submit_many(self, jobs):
+        def submit_many(self, jobs, progress=None):
             asked.extend(jobs)
             return [7 + at for at in range(len(jobs))]
 
@@ -124,9 +124,14 @@ def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
     path.write_text("name = 'n'\narray = 3\ncommand = ['a']\n")
     assert submit_file(path) == [Submitted(7), Submitted(8), Submitted(9)] and asked.pop() == (0, ("a",))
     assert len(submit_file(path, array="0-1%1", name="m")) == 2 and asked.pop() == (1, ("a",))
+    path.write_text("array = '2%1'\n[roles.a]\ncommand = ['a']\n")  # each of them alone
+    assert submit_file(path) == [Submitted(7), Submitted(8)] and asked.pop() == (1, ("a",))
     path.write_text("name = 'n'\ncommand = ['a']\n")
     assert submit_file(str(path), name="other", time_limit="1m", retries=2) == [Submitted(7)]
     assert asked.pop() == make_job("host", ["a"], {}, name="other", time_limit=60, retries=2)
+    monkeypatch.chdir(tmp_path)
+    path.with_name("-").write_text("command = ['dash']\n")  # from Python it is a file like any other
+    assert submit_file("-") == [Submitted(7)] and asked.pop().spec.argv == ("dash",)
     assert submit_file(text="[roles.a]\ncount = 2\nscript = 'true'\n[roles.master]\nscript = 'true'\n") == [Submitted(n) for n in (7, 8, 9)]
     assert asked.pop() == ["master", "a", "a"]
     assert asyncio.run(aio.submit_file(path)) == [aio.Submitted(7)]
