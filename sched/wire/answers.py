@@ -121,8 +121,7 @@ class Answers:
         if engine.decision is None or not self._held(waiting):
             return found
         reason, now = engine.decision.reason(waiting), clock.ticks()
-        overtaken = seen.starts is not None and reason.starts_at is not None and seen.starts > reason.starts_at + 1  # by those of an array
-        latest = reason.latest and seen.place == 1 and not overtaken
+        latest = reason.latest and seen.place == 1 and not reason.slips(seen.starts)
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
         sooner = tuple(_words(seen.sooner, job))
         now_with = {"gpus": seen.sooner.gpus, "any": seen.sooner.any_gpus, "limit": seen.sooner.time_limit}

@@ -196,7 +196,7 @@ class Server:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
-                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") == "spec" else -1
+                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") in ("spec", "events") else -1
                 self.audit.note(caller, request, answer, owner=owner)
                 if isinstance(listed := answer.get("listed"), Listed):
                     await self._send_pages(caller, writer, listed)

@@ -655,6 +655,8 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
         chief.send_stop = lambda: None  # it has ended, whoever tells it to
         await until(lambda: "stop" in ps.said)
         assert queries.job(running.reader, numbers[0]).options.ending == "done"
+        (event,) = [one for one in queries.events(running.reader, numbers[0], 100) if one[1] == "ending"]
+        assert event[3] == "enough of a role have succeeded"
         return numbers, ps
 
     numbers, ps = play(tmp_path, launcher, before)

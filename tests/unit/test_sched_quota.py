@@ -153,3 +153,15 @@ def test_settings_that_are_read_again_hold_at_once(tmp_path, home, monkeypatch):
         assert desk.engine.config.order == "fair"
 
     play(tmp_path, story)
+
+
+def test_a_class_of_which_there_is_no_gpu_is_in_the_log(tmp_path, home, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+
+    async def story(desk):
+        (home / "dockless.toml").write_text("[quota]\ndefault = { classes = { whole = 1, H10O = 1 } }\n")
+        await desk(0, lambda queue: queue.reload())
+
+    play(tmp_path, story)
+    told = [line for line in capfd.readouterr().err.splitlines() if "no GPU of this host" in line]
+    assert len(told) == 1 and told[0].endswith("dockless.toml:2: quota.default.classes.H10O: no GPU of this host is of class H10O")

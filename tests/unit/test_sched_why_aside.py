@@ -104,6 +104,8 @@ def test_the_limit_of_an_array(tmp_path):
         }  # fmt: skip
         found = await why(desk, BEN, other)
         assert (found.at_latest, hours(found.starts_in)) == (False, 5.0), "those of the array come before it"
+        users = {row.user: row for row in (await desk(0, lambda queue: queue.top())).users}
+        assert (users["ben"].next, users["ben"].place, users["ben"].starts_in) == (other, 1, None)
         await desk(ANN, lambda queue: queue.hold(numbers[2]))
         await desk(ANN, lambda queue: queue.cancel(numbers[1]))
         rows = {row.id: (row.place, hours(row.starts_in)) for row in await desk(0, lambda queue: queue.queue())}

@@ -10,7 +10,7 @@ from dockless.base.checks import check
 from dockless.base.dataclass import dataclass
 from dockless.base.healthcheck import HealthCheck
 from dockless.base.typing import Any
-from dockless.cli.parser import Namespace, Parser
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
 from dockless.images.pull_policy import PULL_POLICIES
 
@@ -339,7 +339,7 @@ COMMAND = (
     Option("add_hosts", "--add-host", "NAME:ADDRESS", "a line of /etc/hosts; host-gateway is the host, with its network", repeated=True),
     Option("ulimits", "--ulimit", "NAME=SOFT[:HARD]", "a resource limit: nofile=1024:4096", repeated=True),
     Option("umask", "--umask", "OCTAL", "like 022"),
-    Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=int),
+    Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=whole()),
     Option("cpu_affinity", "--cpu-affinity", "LIST", "processors to run on, without a limit: 0-3,8"),
     Option("timeout", "--timeout", "TIME", "kill everything inside after that: 90s, 1h30m (exit code 124)"),
     Option("grace", "--grace --stop-timeout", "TIME", "between stop signal and kill (default: at a deadline none, else 10s)"),
@@ -398,7 +398,7 @@ ISOLATION = (
         Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
         for flag, name in _NAMESPACES.items()
     ),
-    Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=int),
+    Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=whole()),
     Option("sysctls", "--sysctl", "NAME=VALUE", "net.*, fs.mqueue.*, kernel.{msg*,sem,shm*}, of its own namespaces", repeated=True),
     Option("cap_add", "--cap-add", "CAP", "NET_ADMIN, ALL, …", repeated=True),
     Option("cap_drop", "--cap-drop", "CAP", "likewise", repeated=True),
@@ -408,7 +408,7 @@ HEALTH = (
     Option("health", "--health-cmd", "COMMAND", "a line for /bin/sh inside; 0 is healthy", value=_health),
     Option("health", "--health-interval", "TIME", "between two checks, and before the first (default: 30s)", value=_health),
     Option("health", "--health-timeout", "TIME", "after which one has failed (default: 30s)", value=_health),
-    Option("health", "--health-retries", "N", "failures in a row that mean unhealthy (default: 3)", type=int, value=_health),
+    Option("health", "--health-retries", "N", "failures in a row that mean unhealthy (default: 3)", type=whole(), value=_health),
     Option("health", "--health-start-period", "TIME", "in which failures do not count (default: 0)", value=_health),
     Option("health", "--no-healthcheck", "", "none, though the image has one", value=_health),
 )
