@@ -350,6 +350,11 @@ class Answers:
             first = line.first()
             for key in (("user", first.user), *(("group", group) for group in first.groups)):
                 counts[key]["waiting"] += len(line)
+        per_user = self.engine.per_user
+        for uid, jobs in per_user.jobs.items():
+            user, groups = self.engine.callers.quota_of(uid)
+            for key in (("user", user), *(("group", group) for group in groups)):
+                counts[key].update(in_queue=jobs, submitting=per_user.submitting[uid])
         for name in quotas.groups:
             counts["group", name]
         found = []

@@ -100,6 +100,8 @@ WRONG = [
     ("a.yaml", "services:\n  a: {image: x, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES=all]}", "asks for no GPUs", "gpus: all"),
     ("a.yaml", "services:\n  a: {image: '${X:?say it}'}", "needs the variable X: say it", "X=…"),
     ("a.yaml", "services:\n  a: {image: x, command: $}", "stands for nothing", "$$"),
+    ("a.yaml", "services:\n  a: {image: x, command: '${A:-${B}}'}", "stands for nothing", "none in the default of another"),
+    ("a.yaml", f"services:\n  a: {{image: x, entrypoint: '{'x' * 65537}'}}", "is one line of more than 65536 characters", "a list"),
     ("a.yaml", "services: {a: {image: x}}\nservices: {}", "a.yaml:2: 'services' is there twice", "remove"),
     ("a.params", "worker_count=1\nworker_image=x\ncommand=x\nworker_memry=1", "a.params:4: worker_memry is unknown", "worker_memory"),
     ("a.params", "command=x\nworker_image=x", "worker_image stands without worker_count", "worker_count=1"),

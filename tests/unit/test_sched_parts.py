@@ -9,10 +9,13 @@ import pytest
 from support.desk import ANN, BEN, play
 from support.stand_in import until
 
+from dockless.cli import main
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
+from dockless.sched.engine.admission import parts as parts_of_submits
+from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.wire import in_parts, protocol
 
 
@@ -119,7 +122,7 @@ def test_parts_count_as_jobs_until_their_connection_ends(tmp_path):
 
 
 def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_parts, "KEPT_FOR", 0.05)
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.05)
 
     async def story(desk):
         desk.who = ANN
@@ -129,6 +132,109 @@ def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
         assert (await ask(silent, protocol.encode({"v": 1, "op": "ping"})))["ok"]  # who keeps nothing here may be silent
         for one in (connection, silent):
             one[1].close()
+
+    play(tmp_path, story)
+
+
+PING = protocol.encode({"v": 1, "op": "ping"})
+
+
+def test_other_requests_do_not_keep_them(tmp_path, monkeypatch):
+    """Neither many nor one that goes on for long."""
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.2)
+
+    async def story(desk):
+        held = await desk.submit(ANN, *jobs(1))
+        desk.who = ANN
+        busy, waiting = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        for one in (busy, waiting):
+            assert await ask(one, part(2, 4)) == {"ok": True, "kept": 2}
+        waiting[1].write(protocol.encode({"v": 1, "op": "wait", "jobs": held}))
+
+        async def pings():
+            while True:
+                await ask(busy, PING)
+
+        with pytest.raises((BadInput, ConnectionError)):
+            await asyncio.wait_for(pings(), 20)
+        assert await asyncio.wait_for(waiting[0].read(), 20) == b""
+        await until(lambda: desk.engine.per_user.jobs == {ANN: 1} and not desk.engine.per_user.submitting)
+        for one in (busy, waiting):
+            one[1].close()
+
+    play(tmp_path, story)
+
+
+def test_more_parts_do_not_keep_them_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_of_submits, "KEPT_AT_MOST", 0.3)
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+
+        async def more():
+            kept = 0
+            while True:
+                said = await ask(connection, part(1, 9000))
+                kept += 1
+                assert said == {"ok": True, "kept": kept}
+                await asyncio.sleep(0.02)
+
+        with pytest.raises((BadInput, ConnectionError)):
+            await asyncio.wait_for(more(), 20)
+        await until(lambda: not desk.engine.per_user.jobs and not desk.engine.per_user.size)
+        connection[1].close()
+
+    play(tmp_path, story, Config(per_user=10_000))
+
+
+def test_quotas_say_who_has_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+
+    async def story(desk):
+        await desk.submit(ANN, *jobs(1))
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+        ann, vision = await desk(BEN, lambda queue: queue.quotas())
+        for one in (ann, vision):
+            assert (one.in_queue, one.submitting, one.queued) == (3, 2, None if one is ann else 8)
+        assert await desk(BEN, lambda _: main(["quota", "show"])) == 0
+        rows = [line.split("  ")[-1].strip() for line in capfd.readouterr().out.splitlines()]
+        assert rows == ["QUEUED", "3 (2 being submitted)", "3 of 8 (2 being submitted)"]
+        connection[1].close()
+
+    play(tmp_path, story, Config(Quotas(groups={"vision": Quota(queued=8)})))
+
+
+@pytest.mark.parametrize(
+    "wrong", [part(1, 4).replace(b'"of":4', b'"of":true'), b"{garbage\n", protocol.encode({"v": 1, "op": "what"})], ids=["of", "json", "op"]
+)
+def test_any_error_drops_them(tmp_path, wrong):
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert (await ask(connection, part(2, 4)))["ok"] and desk.engine.per_user.jobs
+        assert not (await ask(connection, wrong))["ok"]
+        assert not desk.engine.per_user.jobs
+        assert "0 jobs came of 4" in (await ask(connection, END))["error"]["message"]
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("kept", [2, 4])
+def test_a_request_behind_their_end_is_answered(tmp_path, kept):
+    """Also where that end is refused."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert await ask(connection, part(kept, 4)) == {"ok": True, "kept": kept}
+        assert (await ask(connection, END + PING))["ok"] is (kept == 4)
+        assert "daemon" in protocol.decode(await asyncio.wait_for(connection[0].readline(), 20))
+        assert len(in_queue(desk)) == (4 if kept == 4 else 0)
+        connection[1].close()
 
     play(tmp_path, story)
 

@@ -36,16 +36,16 @@ def test_who_has_what(tmp_path, monkeypatch, capfd):
             await desk.runs(number)
         found = await desk(BEN, lambda queue: queue.quotas())
         ann, ben, zoe, empty, vision = found
-        assert ann == QuotaInfo("user", "ann", 1, 2, 1, 2, limit=1, guarantee=1, jobs=5, queued=9)
-        assert ben == QuotaInfo("user", "ben", waiting=1) and zoe == QuotaInfo("user", "zoe", limit=3)
+        assert ann == QuotaInfo("user", "ann", 1, 2, 1, 2, limit=1, guarantee=1, jobs=5, queued=9, in_queue=4)
+        assert ben == QuotaInfo("user", "ben", waiting=1, in_queue=1) and zoe == QuotaInfo("user", "zoe", limit=3)
         assert empty == QuotaInfo("group", "empty", limit=1)
-        assert vision == QuotaInfo("group", "vision", 1, 2, 1, 2, limit=2, weight=4)
+        assert vision == QuotaInfo("group", "vision", 1, 2, 1, 2, limit=2, weight=4, in_queue=4)
         assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
         rows = [line.split("  ") for line in capfd.readouterr().out.splitlines()]
         assert [[cell.strip() for cell in row if cell.strip()] for row in rows[:3]] == [
-            ["QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"],
-            ["user ann", "1 of 1", "1", "-", "2 of 5", "1", "2", "9"],
-            ["user ben", "0", "-", "-", "0", "0", "1", "-"],
+            ["QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "QUEUED"],
+            ["user ann", "1 of 1", "1", "-", "2 of 5", "1", "2", "4 of 9"],
+            ["user ben", "0", "-", "-", "0", "0", "1", "1"],
         ]
         assert await desk(ANN, lambda _: main(["quota", "show", "--json"])) == 0
         assert json.loads(capfd.readouterr().out) == [one.as_dict() for one in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from dockless.base.dataclass import replace
 from dockless.base.records import read
@@ -22,22 +22,28 @@ AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 
 
+async def next_round() -> None:
+    """The turn of whoever does something for nobody in particular."""
+    await asyncio.sleep(0)
+
+
 async def admitted(
     engine: Engine,
     caller: Caller,
     specs: Sequence[Any],
+    turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
     place: tuple[int, int] = (0, 0),
     gang: bool = False,
     before: int = 0,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises what is wrong with one. ``array``, ``place``, ``gang``: as in ``Engine.submit``;
-    ``before``: how many jobs of the same submit have been here."""
+    """The jobs, given as plain JSON values. Raises what is wrong with one. ``turn``, ``array``, ``place``, ``gang``: as in
+    ``Engine.submit``; ``before``: how many jobs of the same submit have been here."""
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
         if index % AT_A_TIME == AT_A_TIME - 1:
-            await asyncio.sleep(0)  # others have requests, too
+            await turn()
         try:
             asked = read(JobSpec, plain, "job")
             if gang and len(specs) > 1:
@@ -54,5 +60,5 @@ async def admitted(
         new = gang_admission.admitted(engine, caller, new)
     elif any(job.options.role for job in new):
         raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
-    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after})
+    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after}, turn)
     return name_whole_arrays(engine, new)
