@@ -31,7 +31,7 @@ class Findings:
 
     def add(self, error: BadInput) -> None:
         """``BadInput`` with all of them where there are enough."""
-        if error not in self.errors:
+        if self.told(error) not in map(self.told, self.errors):
             self.errors.append(error)
         if len(self.errors) >= MOST:
             self.refuse()
@@ -43,9 +43,12 @@ class Findings:
         first, *others = self.errors
         if not self._noted:
             self._noted = True
+            said = [self.told(first), *getattr(first, "__notes__", ())]
             for error in others:
                 for note in (self.told(error), *getattr(error, "__notes__", ())):
-                    first.add_note(note)
+                    if note not in said:
+                        said.append(note)
+                        first.add_note(note)
             if len(self.errors) >= MOST:
                 first.add_note("there may be more: correct these first")
         raise first

@@ -17,7 +17,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dockless.base import device_names, paths
@@ -307,6 +307,18 @@ def unknown_names(path: Path | None = None) -> list[str]:
     if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
         found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
     return [f"{path}:{_line(text, here)}: {_dotted(here)}: {what}" for here, what in found]
+
+
+def unknown_classes(has_class: Callable[[str], bool], path: Path | None = None) -> list[str]:
+    """One line for each class of GPUs in a quota of which there is no GPU, by ``has_class``. ``BadInput`` as ``load``."""
+    path = paths.config_file() if path is None else path
+    values, text = load(path), text_of(path) or ""
+    quotas: list[tuple[tuple[str, ...], Any]] = [(("quota", "default"), values["quota.default"])]
+    quotas += [(("quota", of, name), said) for of in ("users", "groups") for name, said in values[f"quota.{of}"].items()]
+    here = [(*where, "classes", name) for where, said in quotas if isinstance(said, Mapping) for name in said.get("classes", ())]
+    return [
+        f"{path}:{_line(text, one)}: {_dotted(one)}: no GPU of this host is of class {one[-1]}" for one in here if not has_class(one[-1])
+    ]
 
 
 def is_known(kind: str, name: str) -> bool:

@@ -94,7 +94,7 @@ class Callers:
         return user, self.quota_groups(Caller(uid, user, frozenset(groups), False, account))
 
     def owner(self, uid: int) -> int:
-        """Whose id it is: of what holds an id of a user's sandboxes hers, else the same."""
+        """Whose user id this is: a user's, where it is one of those that her sandboxes have, else the same."""
         owner = None if self._look_up(uid)[2] else subordinate_owner(uid)
         return uid if owner is None else owner
 
@@ -106,7 +106,7 @@ class Callers:
         return found.union(user for user, of, _ in map(self._whose, uids) if not system.isdisjoint(of)) if system else found
 
     def _whose(self, uid: int) -> tuple[str, Mapping[str, int], bool]:
-        """Of whoever that id belongs to."""
+        """Those of the user to whom this id belongs."""
         return self._look_up(self.owner(uid))
 
     def member(self, caller: Caller, group: str) -> bool:

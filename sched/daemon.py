@@ -93,6 +93,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     loop.add_signal_handler(signal.SIGHUP, lambda: engine.spawn(reload()))
     try:
         await engine.recover()
+        reading.tell_classes(gpus)
         await server.open()
         whom = "all users" if os.geteuid() == 0 else "this user"
         say(f"serving {whom} at {path}, {gpus.in_words}, {len(engine.entries)} jobs in the queue")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from dockless.base import paths, settings
@@ -20,7 +20,7 @@ SECTIONS = {"user": ("quota", "users"), "group": ("quota", "groups"), "default":
 """Where quotas of a kind stand."""
 _OF_CLASS = "classes."
 _KEYS_OF_CLASS = tuple(field.key for field in settings.CLASS_QUOTA)
-_SLIP = 0.7
+_SLIP = 0.6
 """From what likeness on the last word of a class is taken for a slip of one of its keys."""
 _LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
@@ -55,6 +55,7 @@ def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[s
                 raise BadInput(f"there is no {kind} {name!r} on this host", subject=name, hint="write the name of an account or a group")
             section = ".".join(SECTIONS[kind])
             before = _table(found["quota.default"] if kind == "default" else found[section].get(name))
+            _check_classes(before, values, found["gpus.devices"])
             after = _merged(before, values, unset)
             if after != before:
                 changed = _changed(file, text, where, after)
@@ -66,13 +67,16 @@ def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[s
 def _check_keys(values: Mapping[str, int], unset: tuple[str, ...]) -> None:
     known = [field.key for field in settings.QUOTA]
     for key in (*values, *unset):
-        if not key.startswith(_OF_CLASS) and (key not in known or (key == "classes" and key in values)):
+        if key == "classes" and key in values:
+            hint = "write classes.NAME=NUMBER, or classes.NAME.guarantee=NUMBER"
+            raise BadInput("a quota has a limit for each class, and 'classes' does not say of which", subject=key, hint=hint)
+        if not key.startswith(_OF_CLASS) and key not in known:
             near = settings.nearest(key, known)
             raise BadInput(
                 f"a quota has no {key!r}", subject=key, hint=f"did you mean {near}?" if near else f"a quota has {', '.join(known)}"
             )
-        if key.startswith(_OF_CLASS) and (near := _near_key_of_class(key)):
-            raise BadInput(f"a class has no {key.rpartition('.')[2]!r} in a quota", subject=key, hint=f"did you mean {near}?")
+        if key.startswith(_OF_CLASS):
+            _check_key_of_class(key, key in values)
     if both := [key for key in unset if key in values]:
         raise BadInput(f"{both[0]} cannot be both set and unset", subject=both[0], hint="leave one of them out")
     if not values and not unset:
@@ -102,12 +106,34 @@ def _of_class(key: str) -> tuple[str, str]:
     return (name, what) if name and what in _KEYS_OF_CLASS else (key.removeprefix(_OF_CLASS), "")
 
 
-def _near_key_of_class(key: str) -> str:
-    """What the last word of ``classes.NAME.WORD`` may be a slip of, empty where it is right or a part of the class's name."""
+def _check_key_of_class(key: str, sets: bool) -> None:
     name, what = _of_class(key)
     last = name.rpartition(".")[2] if "." in name and not what else ""
-    near = settings.nearest(last, _KEYS_OF_CLASS, _SLIP) if last else ""
-    return f"{key.removesuffix(last)}{near}" if near else ""
+    if near := settings.nearest(last, _KEYS_OF_CLASS, _SLIP) if last else "":
+        hint = f"did you mean {key.removesuffix(last)}{near}?"
+        raise BadInput(f"a class has no {last!r} in a quota", subject=key, hint=hint)
+    if sets and (name in _KEYS_OF_CLASS or not name or name.endswith(".")):
+        hint = "write classes.NAME=NUMBER, or classes.NAME.guarantee=NUMBER, for example classes.H100=2"
+        raise BadInput(f"{key!r} does not say of which class", subject=key, hint=hint)
+
+
+def _check_classes(before: Mapping[str, Any], values: Mapping[str, int], kinds: Sequence[str]) -> None:
+    """That this host has GPUs of the classes that are new, or can have: of MIG profiles there may be slices later."""
+    from dockless.sandbox.gpus.host_classes import has_class
+    from dockless.sandbox.gpus.request import is_profile
+
+    there = before.get("classes", {})
+    new = {name: key for key in values if key.startswith(_OF_CLASS) and (name := _of_class(key)[0]) not in there}
+    for name, key in new.items():
+        if same := next((one for one in (*there, *new) if one != name and one.lower() == name.lower()), ""):
+            raise BadInput(f"class {name!r} is the same as {same!r}, of which the quota says something", subject=key, hint=f"write {same}")
+    known = has_class(kinds)
+    for name, key in new.items():
+        if not is_profile(name) and not known(name):
+            hint = (
+                "`dockless gpu list` lists the GPUs; a class is a model (H100), a MIG profile (1g.10gb), a kind of gpus.devices, or whole"
+            )
+            raise BadInput(f"no GPU of this host is of class {name}", subject=key, hint=hint)
 
 
 def _table(said: Mapping[str, Any] | int | None) -> dict[str, Any]:

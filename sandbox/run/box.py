@@ -16,7 +16,7 @@
         *.tmp          the room of ``started`` and ``exit`` until then: a disk that has filled up meanwhile loses neither
         health.tmp     the room of the next ``health``; both change places
         restart        there while its restart policy is in force, locked by the restarter: run.restarting
-        asked-stop, asked-kill    the last signal that somebody asked for, and when: run.marks
+        asked-stop, asked-kill    the last signal that somebody asked for, and when: run.asked
         files/         the door of who acts on its files while it does not run: run.mounted
         upper/ work/   the private upper, where the root is on disk
 

@@ -18,10 +18,9 @@ from dockless.base.locks import is_locked
 from dockless.base.pidfds import hold
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, DocklessError, SandboxError, SandboxGone
-from dockless.sandbox.run import documents, process, records, restarting
+from dockless.sandbox.run import asked, documents, process, records, restarting
 from dockless.sandbox.run.children import collect_ended
 from dockless.sandbox.run.choosing import FILES, choose
-from dockless.sandbox.run.marks import KILL, STOP, mark
 from dockless.sandbox.run.places import DOOR, names_stay
 from dockless.sandbox.run.process import gone
 from dockless.sandbox.run.project import LAYER, given_back
@@ -46,7 +45,7 @@ def send_signal(box: Box, number: int) -> None:
     if not box.foreground and restarting.holds(box.directory) and number == box.document.stop_signal:
         _give_up(box)
     fd = box.pidfd()
-    mark(box.directory, KILL, number)
+    asked.note(box.directory, asked.KILL, number)
     try:
         signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
@@ -67,7 +66,7 @@ def stopping(box: Box, grace: float | None) -> Iterator[None]:
     deadline = -math.inf
     with contextlib.suppress(DocklessError, OSError):
         if box.alive:
-            mark(box.directory, STOP, box.document.stop_signal)
+            asked.note(box.directory, asked.STOP, box.document.stop_signal)
         deadline = ask(box, grace)
     yield
     with contextlib.suppress(TimeoutError, DocklessError, OSError):
@@ -122,7 +121,7 @@ def _give_up(box: Box) -> None:
 
 def _kill(box: Box) -> None:
     if box.alive:
-        mark(box.directory, KILL, signal.SIGKILL)
+        asked.note(box.directory, asked.KILL, signal.SIGKILL)
     # By its cgroup and by its init: whichever fails, the other is tried.
     failed: Exception | None = None
     group = None

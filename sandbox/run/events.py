@@ -36,7 +36,7 @@ from dockless.cgroups.usage import parse_flat
 from dockless.errors import SandboxError, SandboxGone
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
-from dockless.sandbox.run import exec_notes, marks, records
+from dockless.sandbox.run import asked, exec_notes, records
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.documents import NAME as DOCUMENT
 from dockless.sandbox.run.documents import Document
@@ -87,7 +87,7 @@ class _Known:
         self.started: Stamp | None = None
         self.running = False
         self.health = "starting"
-        self.marks: dict[str, float] = {}
+        self.asked: dict[str, float] = {}
         self.frozen = False
         self.kills = 0
         self.execs = exec_notes.Notes(box.directory)
@@ -107,12 +107,12 @@ class _Known:
         yield from self._start()
         yield from self._health()
         yield from self._execs()
-        for name in marks.NAMES:
+        for name in asked.NAMES:
             with contextlib.suppress(OSError, ValueError):
-                number, at = marks.parse(records.read(self.box.directory / name))
-                if at != self.marks.get(name):
-                    self.marks[name] = at
-                    yield self.event("stop" if name == marks.STOP else "kill", at, signal=number)
+                number, at = asked.parse(records.read(self.box.directory / name))
+                if at != self.asked.get(name):
+                    self.asked[name] = at
+                    yield self.event("stop" if name == asked.STOP else "kill", at, signal=number)
         if self.running and not self.box.foreground:
             ended = self.box.exit()
             if ended is not None:
@@ -300,7 +300,7 @@ class Events:
                 yield from known.group_changed()
             elif happened.name == DOCUMENT and known.document is not None:
                 yield from known.read_document()
-            elif happened.name in (DOCUMENT, exec_notes.NAME, exec_notes.OLDER, "started", "exit", "lock", HEALTH, *marks.NAMES):
+            elif happened.name in (DOCUMENT, exec_notes.NAME, exec_notes.OLDER, "started", "exit", "lock", HEALTH, *asked.NAMES):
                 yield from self._look(known, lock=happened.name == "lock")
             elif happened.name == ("door" if known.box.foreground else "exit.tmp"):
                 self._hold(known)

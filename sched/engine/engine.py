@@ -33,7 +33,7 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine import outside, queue_state, stopping
 from dockless.sched.engine.admission.admission import Admission
-from dockless.sched.engine.admission.admitting import admitted
+from dockless.sched.engine.admission.admitting import admitted, next_round
 from dockless.sched.engine.admission.per_user import PerUser, taken
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entries import Entries, outlines
@@ -257,10 +257,17 @@ class Engine:
     # -- submit
 
     async def submit(
-        self, caller: Caller, specs: Sequence[Any], array: int | None, place: tuple[int, int] = (0, 0), gang: bool = False
+        self,
+        caller: Caller,
+        specs: Sequence[Any],
+        array: int | None,
+        place: tuple[int, int] = (0, 0),
+        gang: bool = False,
+        turn: Callable[[], Awaitable[None]] = next_round,
     ) -> list[int]:
         """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``place``: their place in an
-        older array, see ``NewJob``. ``gang``: they start together, or not at all."""
+        older array, see ``NewJob``. ``gang``: they start together, or not at all. ``turn``: awaited between pieces of
+        work; for a request, until it is its user's."""
         if gang and array is not None:
             raise BadInput("jobs that start together are no array", subject="array", hint="submit them without a count")
         if array is not None and len(specs) != 1:
@@ -270,7 +277,7 @@ class Engine:
         count = len(specs) if array is None else array
         self.admission.refuse_too_many(caller, self.per_user, count)
         with self.per_user.coming(caller.uid, count, 0):
-            new = await admitted(self, caller, specs, array=array is not None, place=place, gang=gang)
+            new = await admitted(self, caller, specs, turn, array=array is not None, place=place, gang=gang)
             if array is not None and array * len(new[0].options.after) > MOST_NAMED:
                 hint = "let one job wait for them, and the array for that job"
                 raise BadInput(

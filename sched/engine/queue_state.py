@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched import clock
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def state(engine: Engine) -> QueueState:
     """What a decision depends on now."""
     there = running(engine)
-    usage = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
+    past = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
     outside: frozenset[str] = frozenset()
     shareable = engine.gpus.shareable if _shares(engine) else {}
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
@@ -39,7 +40,7 @@ def state(engine: Engine) -> QueueState:
         outside=outside,
         slices=engine.gpus.not_whole,
         cpu_jobs=engine.config.cpu_jobs,
-        usage=usage,
+        usage=past,
         preemption=engine.config.preemption,
         out_of_service=engine.gpus.out_of_service,
         classes=engine.gpus.of_classes(engine.waiting.classes | engine.config.quotas.classes),
@@ -90,13 +91,11 @@ def _past_usage(engine: Engine) -> PastUsage:
     if engine.past is None:
         engine.past = PastUsage(engine.config.half_life)
         now, wall = clock.ticks(), time.time()
-        for user, groups, ended, gpu_seconds in queries.gpu_time(engine.reader, wall - 10 * engine.config.half_life):
+        since = wall - 10 * engine.config.half_life
+        for user, groups, ended, gpu_seconds in queries.gpu_time(engine.reader, since):
             at = now - max(0.0, wall - ended)
             engine.past.add(user, groups, 1, at - gpu_seconds, at)
-        for uid, ended, gpu_seconds in usage.forgotten(engine.reader, wall - 10 * engine.config.half_life, wall):
-            at = now - max(0.0, wall - ended)
-            engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
-        for uid, ended, gpu_seconds in usage.outside(engine.reader, wall - 10 * engine.config.half_life, wall):
+        for uid, ended, gpu_seconds in chain(usage.forgotten(engine.reader, since, wall), usage.outside(engine.reader, since, wall)):
             at = now - max(0.0, wall - ended)
             engine.past.add(*engine.callers.quota_of(uid), 1, at - gpu_seconds, at)
         for spell in engine.outside.unwritten:

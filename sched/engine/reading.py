@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dockless.base import paths
-from dockless.base.settings import check_possible, load, unknown_names
+from dockless.base.settings import check_possible, load, unknown_classes, unknown_names
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput
 from dockless.sched import config
@@ -14,6 +14,7 @@ from dockless.sched.store import usage
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 _NAMED = ("quota.users", "quota.groups", "groups", "reservations")
 """Settings of which each has a name."""
@@ -27,6 +28,13 @@ def settings() -> config.Config:
     for line in unknown_names(path):
         say(line)
     return found
+
+
+def tell_classes(gpus: HostGpus) -> None:
+    """The log is told of classes in quotas of which this host has no GPU; nothing where the driver tells of none."""
+    if gpus.everything:
+        for line in unknown_classes(lambda name: bool(gpus.of_classes([name])[name])):
+            say(line)
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -48,6 +56,7 @@ async def reload(engine: Engine) -> list[str]:
     try:
         found = settings()
         engine.gpus.hand_out(found.devices)
+        tell_classes(engine.gpus)
         engine.configure(found)
         said = load()
         keys, engine.said = changed(engine.said, said), said

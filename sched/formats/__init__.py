@@ -22,13 +22,23 @@ from dockless.sched.formats.tables import Source
 FORMATS = ("dockless", "openpai", "openpai-2", "dlc", "compose", "sbatch")
 SUFFIXES = (".toml", ".json", ".yaml", ".yml", ".params", ".sh", ".sbatch", ".slurm")
 _DEEP_KEY = r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){64}"""
+_KEY_OF_DLC = r"(?m)^[ \t]*(?:--)?(?:worker|ps|chief|master)_(?:count|image)[ \t]*="
+"""One that stands in each of its files, and that no other format has."""
 LONGEST = 1 << 20
 """Characters of a job file."""
 
-__all__ = ["FORMATS", "LONGEST", "SUFFIXES", "JobFile", "Role", "Secret", "read", "read_own"]
+__all__ = ["FORMATS", "LONGEST", "SUFFIXES", "JobFile", "Role", "Secret", "read", "read_on", "read_own"]
 
 
-def read(
+def read(text: str, what: str, **more: Any) -> JobFile:
+    """``more``: that of ``read_on``. ``BadInput`` with all that is wrong."""
+    found = read_on(text, what, **more)
+    if found.source is not None:
+        found.source.refuse()
+    return found
+
+
+def read_on(
     text: str,
     what: str,
     *,
@@ -40,7 +50,8 @@ def read(
 ) -> JobFile:
     """``what``: the file's name, for errors, and to recognise its format unless ``format`` says it. ``keywords``: those that a role may
     have, of ``dockless.run``. ``directory`` and ``environment``: of Compose's paths and variables. ``arguments``: of a batch script.
-    ``BadInput``"""
+
+    What is wrong in it stands in its ``source``, for whoever looks further before it is refused; ``BadInput`` where nobody can."""
     if format and format not in FORMATS:
         raise BadInput(f"format {format[:40]!r} is unknown", subject="format", hint=f"known are {', '.join(FORMATS)}")
     if len(text) > LONGEST:
@@ -76,18 +87,19 @@ def read(
 
 
 def read_own(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
-    """dockless's own form. ``BadInput``"""
+    """dockless's own form; what is wrong as in ``read_on``."""
     from dockless.sched.formats import own
 
     return _all_of(source, lambda: own.parse(values, source, keywords))
 
 
 def _all_of(source: Source, parse: Callable[[], JobFile]) -> JobFile:
-    """``BadInput`` with all that is wrong."""
+    """``BadInput`` with all that is wrong, where it cannot be read to its end."""
     found: JobFile | None = None
     with source.noted():
         found = parse()
-    source.refuse()
+    if found is None:
+        source.refuse()
     assert found is not None
     return found
 
@@ -108,10 +120,10 @@ def _of_lines(text: str, what: str) -> str:
         return "sbatch"
     if what.endswith(SUFFIXES):
         return "dlc" if what.endswith(".params") else ""
-    lines = [line.strip() for line in text[:4096].split("\n")]
+    lines = (line.strip() for line in text[:4096].split("\n"))
     first = next((line for line in lines if line and line[0] != "#"), "")
     key, equals, _ = first.partition("=")
-    return "dlc" if equals and key.isidentifier() and key == key.strip() else ""
+    return "dlc" if equals and key.isidentifier() and key == key.strip() and re.search(_KEY_OF_DLC, text) else ""
 
 
 def _is_json(text: str, what: str) -> bool:

@@ -19,6 +19,8 @@ from dockless.sched.formats.tables import Path, Source, Table
 
 _VARIABLE = r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]{0,127})|\{([A-Za-z_][A-Za-z0-9_]{0,127})(?:(:?[-?+])([^{}$]{0,4096}))?\}|)"
 _LONGEST = 1 << 20
+_LONGEST_LINE = 1 << 16
+"""Characters of a command in one line: for a long word ``shlex`` takes time that grows with its square."""
 _NO_EFFECT = {
     **dict.fromkeys(("networks", "links", "external_links", "dns", "dns_search", "dns_opt", "mac_address"),
                     "services have one network, each is 127.0.0.1 by its name; the host's own is network_mode: host"),
@@ -122,7 +124,11 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
             return "$"
         name = plain or braced
         if not name:
-            source.wrong(path, f"{shown(value)} has a '$' that stands for nothing", "write $$ for the character, ${NAME} for a variable")
+            source.wrong(
+                path,
+                f"{shown(value)} has a '$' that stands for nothing",
+                "write $$ for the character, ${NAME} for a variable, and none in the default of another",
+            )
             return ""
         found = environment.get(name)
         missing = found is None or (not found and (sign or "")[:1] == ":")
@@ -206,6 +212,9 @@ def _words(table: Table, key: str) -> list[str]:
     """A list, or a line that is taken apart as a shell would."""
     if not isinstance(table.value(key), str):
         return table.texts(key)
+    if len(table.text(key)) > _LONGEST_LINE:
+        table.wrong(key, f"is one line of more than {_LONGEST_LINE} characters", "give a list")
+        return []
     try:
         return shlex.split(table.text(key))
     except ValueError:

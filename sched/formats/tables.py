@@ -6,7 +6,7 @@ What is wrong is noted, and whoever asked gets what the document might have said
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from dockless.base.findings import Findings
 from dockless.base.later import re
@@ -16,6 +16,8 @@ from dockless.errors import BadInput
 
 Path = tuple[str | int, ...]
 MOST = 10**9
+_LISTED = 2000
+"""Characters of a list of names in a hint."""
 
 
 class Source(Findings):
@@ -30,11 +32,28 @@ class Source(Findings):
         self._lines: Mapping[Path, int] | None = None
         self._wrong: set[Path] = set()
 
+    def refuse(self) -> None:
+        """In the order of the lines; what has none comes last."""
+        self.errors.sort(key=lambda error: int(at[1]) if (at := re.match(rf"{re.escape(self.what)}:([0-9]{{1,9}})", str(error))) else MOST)
+        super().refuse()
+
+    def further(self) -> Source:
+        """To go on with, while this one stays as it is."""
+        found = Source(self.what, self.find_lines)
+        found.errors = [*self.errors]
+        return found
+
     def line(self, path: Path) -> int:
         """Of that value; 0 where it is not written, or nobody knows."""
         if self._lines is None:
             self._lines = self.find_lines()
         return self._lines.get(path, 0)
+
+    def line_below(self, above: Path, keys: Collection[str]) -> int:
+        """Of the first value below ``above`` that has one of these keys, else of ``above``; 0 as in ``line``."""
+        of_above = self.line(above)
+        lines = self._lines or {}
+        return min((line for path, line in lines.items() if path[: len(above)] == above and path[-1] in keys), default=of_above)
 
     def place(self, path: Path) -> str:
         """``file:12: a.b[0]``: the line of that value, or of what it is in."""
@@ -61,6 +80,12 @@ def dotted(path: Path) -> str:
     return text
 
 
+def _listed(names: list[str]) -> str:
+    """Not cut within a name."""
+    text = ", ".join(names)
+    return text if len(text) <= _LISTED else text[:_LISTED].rpartition(", ")[0] + " and others"
+
+
 class Table:
     """A mapping of the document, and what was asked of it."""
 
@@ -69,7 +94,8 @@ class Table:
         self.path = path
         if not isinstance(values, dict):
             what = dotted(path) or "the document"
-            source.wrong(path, f"is {shown(values)}, not a mapping", f"give {what} as keys with values")
+            found = "is empty" if values is None and not path else f"is {shown(values)}, not a mapping"
+            source.wrong(path, found, f"give {what} as keys with values")
         self.values: dict[str, Any] = values if isinstance(values, dict) else {}
         self._asked: set[str] = set()
 
@@ -217,5 +243,5 @@ class Table:
 
                 known = sorted({*self._asked, *also})
                 near = difflib.get_close_matches(str(key), known, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)[:800]}"
+                hint = f"did you mean {near[0]}?" if near else f"known are {_listed(known)}"
                 self.wrong(str(key), "is unknown", hint)

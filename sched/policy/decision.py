@@ -27,6 +27,10 @@ class Reason:
     starts_at: float | None = None
     latest: bool = False
 
+    def slips(self, foretold: float | None) -> bool:
+        """Whether by a forecast it starts later than ``starts_at``: after jobs that a quota or the limit of their array held."""
+        return foretold is not None and self.starts_at is not None and foretold > self.starts_at + 1
+
 
 @dataclass(slots=True)
 class Decision:

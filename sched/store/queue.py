@@ -30,6 +30,8 @@ from dockless.sched.store.queries import GPU_ERROR, drained, gpu_errors, options
 from dockless.sched.store.schema import LIVE
 
 _PAGE = 200
+_LAST_ALONE = ("hold", "release")
+"""Events that can come as often as somebody likes; all others come with an attempt, and each of these is remembered, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,11 @@ def requeue(db: sqlite3.Connection, job: int, now: float, reason: str, exit_reco
 
 
 def set_options(db: sqlite3.Connection, job: int, options: JobOptions, now: float, what: str, detail: str) -> None:
-    """Other options from now on. ``what`` and ``detail``: for the log of events, which keeps the newest of each ``what`` of a job, so that
-    it does not grow with holds and releases."""
+    """Other options from now on. ``what`` and ``detail``: for the log of events, which keeps the last ``hold`` and ``release`` of a job
+    alone, so that it does not grow with them."""
     db.execute("UPDATE jobs SET options=? WHERE id=?", (json.dumps(differences(options)), job))
-    db.execute("DELETE FROM events WHERE job=? AND event=?", (job, what))
+    if what in _LAST_ALONE:
+        db.execute("DELETE FROM events WHERE job=? AND event=?", (job, what))
     event(db, now, job, 0, what, detail)
 
 

@@ -31,7 +31,7 @@ from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
-from dockless.sched.wire import kept
+from dockless.sched.wire import why_aside
 from dockless.sched.wire.listing import Part, page
 from dockless.sched.wire.outlook import Outlook
 from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, JobEvent, QuotaInfo, ReservationInfo, Why
@@ -111,7 +111,7 @@ class Answers:
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         waiting = entry.first.waiting
         if waiting.id in engine.aside.kept and job.reason == engine.aside.why(entry.first.job):
-            return kept.why(engine, entry.first, number, foretold, self.outlook.places())
+            return why_aside.why(engine, entry.first, number, foretold, self.outlook.places())
         if waiting.id in engine.aside.kept or seen is None:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         found = Why(
@@ -121,8 +121,7 @@ class Answers:
         if engine.decision is None or not self._held(waiting):
             return found
         reason, now = engine.decision.reason(waiting), clock.ticks()
-        overtaken = seen.starts is not None and reason.starts_at is not None and seen.starts > reason.starts_at + 1  # by those of an array
-        latest = reason.latest and seen.place == 1 and not overtaken
+        latest = reason.latest and seen.place == 1 and not reason.slips(seen.starts)
         starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
         sooner = tuple(_words(seen.sooner, job))
         now_with = {"gpus": seen.sooner.gpus, "any": seen.sooner.any_gpus, "limit": seen.sooner.time_limit}
@@ -351,6 +350,11 @@ class Answers:
             first = line.first()
             for key in (("user", first.user), *(("group", group) for group in first.groups)):
                 counts[key]["waiting"] += len(line)
+        per_user = self.engine.per_user
+        for uid, jobs in per_user.jobs.items():
+            user, groups = self.engine.callers.quota_of(uid)
+            for key in (("user", user), *(("group", group) for group in groups)):
+                counts[key].update(in_queue=jobs, submitting=per_user.submitting[uid])
         for name in quotas.groups:
             counts["group", name]
         found = []

@@ -1,5 +1,5 @@
-"""Who asked the daemon for what: a line for each request that changes something, or reads another user's output or specification, in
-``audit.log`` beside the queue.
+"""Who asked the daemon for what: a line for each request that changes something, or reads another user's output, specification or
+events, in ``audit.log`` beside the queue.
 
 ::
 
@@ -27,7 +27,7 @@ from dockless.base.typing import Any
 from dockless.sched.callers import Caller
 
 READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "quotas", "exceeded", "top", "usage", "logs", "spec", "part", "events"))
-"""What changes nothing, and is not written down, except of another's job what its output and its specification are read by."""
+"""Verbs that change nothing. No line is written of them, unless ``logs``, ``spec`` or ``events`` is asked of another's job."""
 SIZE = 8 << 20
 _NAMED = 20
 """Numbers of jobs, or keys of settings, that one line names."""

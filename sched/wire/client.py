@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from types import TracebackType
 
@@ -100,66 +100,87 @@ class Client:
 
     def submit_many(self, jobs: Iterable[JobSpec], *, progress: Callable[[int, int], None] | None = None) -> list[int]:
         """Queue several in one transaction, all or none; their ids in order. ``progress``: told how many of how many jobs the daemon has,
-        where they are more than fit into one request. An interrupt (``KeyboardInterrupt``) before they are on disk leaves nothing; its
-        text says what became of them."""
+        where they are more than fit into one request. The text of an interrupt (``KeyboardInterrupt``) says what became of them: none was
+        queued, or it came too late. ``DaemonUnavailable`` says where they may be in the queue."""
         specs = tuple(jobs)
         if not specs:
             return []
-        self._anew()
-        parts = protocol.in_parts(protocol.encode(_plain(job))[:-1] for job in specs)
-        begun = list[list[bytes]]()
-        while sum(sum(map(len, part)) for part in begun) <= protocol.MAX_REQUEST and (part := next(parts, None)) is not None:
-            begun.append(part)
-        whole = protocol.submission(chain.from_iterable(begun))
+        with _none_queued():
+            self._anew()
+            parts = protocol.in_parts(protocol.encode(_plain(job))[:-1] for job in specs)
+            begun = list[list[bytes]]()
+            while sum(sum(map(len, part)) for part in begun) <= protocol.MAX_REQUEST and (part := next(parts, None)) is not None:
+                begun.append(part)
+            whole = protocol.submission(chain.from_iterable(begun))
         if sum(map(len, begun)) == len(specs) and protocol.fits(whole, len(specs)):
-            return [int(i) for i in self._answered("submit", whole)["ids"]]
+            return self._queued(whole, len(specs))
         return self._submit_in_parts(chain(begun, parts), len(specs), progress or (lambda sent, of: None))
 
     def _submit_in_parts(self, parts: Iterable[list[bytes]], count: int, progress: Callable[[int, int], None]) -> list[int]:
         sent = 0
         try:
-            for part in parts:
-                kept = self._answered("part", protocol.submission(part, op="part", of=count))["kept"]
-                sent += len(part)
-                if kept != sent:  # this is another connection
-                    raise self._lost(None)
-                progress(sent, count)
+            with _none_queued():
+                for part in parts:
+                    kept = self._answered("part", protocol.submission(part, op="part", of=count))["kept"]
+                    sent += len(part)
+                    if kept != sent:  # this is another connection
+                        raise self._lost(None)
+                    progress(sent, count)
         except BaseException as error:
             self.close()  # and the daemon forgets them
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt("none of the jobs was queued") from None
+            if isinstance(error, BadInput) and "unknown operation" in str(error):
+                hint = "the daemon is older than this client: restart it, or submit a shorter list"
+                raise BadInput(str(error), subject="protocol", hint=hint) from None
             raise
-        self._send("submit", {"of": count})
-        first = self._committed(self.timeout + count / 1000)
-        return list(range(first, first + count))
+        return self._queued(_request("submit", {"of": count}), count)
 
-    def _committed(self, timeout: float) -> int:
-        """The first of the jobs whose end of parts has been sent."""
+    def _queued(self, line: bytes, count: int) -> list[int]:
+        """Send what queues so many jobs; their ids. After an interrupt the daemon is asked what became of them."""
+        timeout = self.timeout + count / 1000
+        with _none_queued():
+            self._open()
         try:
-            return int(self._receive(timeout)["first"])
+            self._send_line("submit", line)
+            return self._new_ids(timeout, count)
         except KeyboardInterrupt:
             # Our end is closed, which the daemon sees, and not its: it says what became of them.
             assert self._socket is not None
-            self._socket.shutdown(socket.SHUT_WR)
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
         try:
-            first = int(self._receive(timeout)["first"])
+            first, *others = self._new_ids(timeout, count)
+        except DaemonUnavailable as error:
+            raise KeyboardInterrupt(f"{error}; {error.hint}") from None
         except SchedError:
             raise KeyboardInterrupt("none of the jobs was queued") from None
         finally:
             self.close()
-        raise KeyboardInterrupt(f"it came too late: the jobs are queued, from {first} on") from None
+        queued = f"the jobs are queued, from job {first} on" if others else f"the job is queued, as {first}"
+        raise KeyboardInterrupt(f"the interrupt came too late: {queued}") from None
+
+    def _new_ids(self, timeout: float, count: int) -> list[int]:
+        """The answer to a submit. ``DaemonUnavailable``: nobody knows what became of it."""
+        try:
+            answer = self._receive(timeout)
+        except DaemonUnavailable as error:
+            hint = "what was submitted may be in the queue: look with `dockless queue` before you submit it again"
+            raise DaemonUnavailable(str(error), subject=error.subject, hint=hint) from None
+        if "first" in answer:
+            return list(range(int(answer["first"]), int(answer["first"]) + count))
+        return [int(number) for number in answer["ids"]]
 
     def submit_gang(self, jobs: Iterable[JobSpec]) -> list[int]:
         """Queue jobs that start together, or not at all, each with a ``role``; their ids in order. The first stands for all: what is asked
         of it is asked of all, and it ends as they do."""
         plain = [_plain(job) for job in jobs]
-        return [int(i) for i in self._call("submit", jobs=plain, gang=True)["ids"]]
+        self._anew()
+        return self._queued(_request("submit", {"jobs": plain, "gang": True}), len(plain))
 
     @checked
     def submit_array(self, job: JobSpec, count: int) -> list[int]:
         """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""
-        answer = self._call("submit", jobs=[_plain(job)], array=count)
-        return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
+        self._anew()
+        return self._queued(_request("submit", {"jobs": [_plain(job)], "array": count}), count)
 
     @checked
     def queue(
@@ -515,7 +536,7 @@ class Client:
         self._socket = connection
 
     def _send(self, op: str, fields: dict[str, Any]) -> None:
-        self._send_line(op, protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}}))
+        self._send_line(op, _request(op, fields))
 
     def _answered(self, op: str, line: bytes) -> dict[str, Any]:
         self._send_line(op, line)
@@ -566,6 +587,19 @@ class Client:
             subject=str(self.path),
             hint="running jobs go on without it; start it again with `dockless daemon`",
         )
+
+
+def _request(op: str, fields: dict[str, Any]) -> bytes:
+    return protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}})
+
+
+@contextmanager
+def _none_queued() -> Iterator[None]:
+    """An interrupt here leaves nothing in the queue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("none of the jobs was queued") from None
 
 
 def _hung_up(connection: socket.socket) -> bool:

@@ -17,7 +17,7 @@ from dockless.sched.jobs import EVERY_JOB, Filter, Job, State
 from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.places import InOrder
 from dockless.sched.store import queries, schema
-from dockless.sched.wire import kept
+from dockless.sched.wire import why_aside
 from dockless.sched.wire.listing import Part
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Listed:
         numbers.sort()
         entries, aside, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
         places = self.answers.outlook.places()
-        line, following = InOrder(places), kept.places(self.engine, places)
+        line, following = InOrder(places), why_aside.places(self.engine, places)
         add = line.add
         kept_aside: list[tuple[int, int]] = []
         others, count = set[int](), 0

@@ -6,8 +6,10 @@ of each user is looked up.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from functools import partial
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from dockless.sched import clock
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import sharing
 from dockless.sched.engine.gpus.figures import FRESH, Figures
+from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.waiting import WaitingJob, order
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
 
@@ -45,19 +48,27 @@ class Picture:
         """Names of jobs are their owners' and the administrators' to see."""
         await self.engine.gpus.look()
         await self.engine.watch.look()
-        if time.monotonic() - self._made >= FRESH:
-            self._top, self._made = self._whole(), time.monotonic()
-            self._owners = {entry.job.id: entry.job.uid for entry in self.engine.active.values()}  # a job may end while it is shown
+        if self._is_old():
+            foretold = await self.answers.foretold(partial(asyncio.sleep, 0)) if self.engine.waiting else Forecast()
+            if self._is_old():  # else somebody else has made it meanwhile
+                self._make(foretold)
         owners = self._owners
         return replace(
             self._top, jobs=tuple(job if caller.may_manage(owners[job.job]) else replace(job, name="") for job in self._top.jobs)
         )
 
-    def _whole(self) -> Top:
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._made >= FRESH
+
+    def _make(self, foretold: Forecast) -> None:
+        self._top, self._made = self._whole(foretold), time.monotonic()
+        self._owners = {entry.job.id: entry.job.uid for entry in self.engine.active.values()}  # a job may end while it is shown
+
+    def _whole(self, foretold: Forecast) -> Top:
         info = self.answers.info()
         figures = self.engine.watch.figures
         active = sorted(self.engine.active.values(), key=lambda entry: (not entry.job.devices, entry.job.id))
-        users = self._users(info.gpus)
+        users = self._users(info.gpus, foretold)
         return Top(
             time.time(),
             tuple(self._gpu(row, figures.get(row.uuid)) for row in info.gpus),
@@ -117,7 +128,7 @@ class Picture:
             share << 20,
         )
 
-    def _users(self, gpus: tuple[GpuInfo, ...]) -> list[UserUse]:
+    def _users(self, gpus: tuple[GpuInfo, ...], foretold: Forecast) -> list[UserUse]:
         """Who has most GPUs comes first, then who waits with most jobs."""
         running = Counter(entry.job.user for entry in self.engine.active.values())
         held = Counter(user for row in gpus for user in {share.user for share in row.shares} or {row.user} if user)
@@ -136,7 +147,8 @@ class Picture:
         for user in {*running, *held, *waiting}:
             head = first.get(user)
             reason = None if head is None or decision is None or places.get(user) != 1 else decision.reason(head)
-            starts = reason.starts_at if reason is not None and reason.latest else None
+            later = None if head is None else foretold.starts.get(head.id)
+            starts = None if reason is None or not reason.latest or reason.slips(later) else reason.starts_at
             found.append(
                 UserUse(
                     user,

@@ -213,8 +213,9 @@ class ClassInfo(Record):
 @dataclass(frozen=True, slots=True)
 class QuotaInfo(Record):
     """What a user or a group has of the host, and may have. ``kind``: ``user``, ``group``, or ``default``, which has no name and says what
-    each user not named in the settings may have. ``gpus``: in use; ``running``, ``running_without_gpus``, ``waiting``: jobs. ``classes``:
-    those of which the settings say something. The rest is as in the settings, None where they say nothing."""
+    each user not named in the settings may have. ``gpus``: in use; ``running``, ``running_without_gpus``, ``waiting``: jobs; ``in_queue``:
+    all that count against ``queued``, held ones too, and ``submitting`` of them are parts of a submit without its end. ``classes``: those
+    of which the settings say something. The rest is as in the settings, None where they say nothing."""
 
     kind: str
     name: str
@@ -229,6 +230,8 @@ class QuotaInfo(Record):
     cpu_jobs: int | None = None
     classes: tuple[ClassInfo, ...] = ()
     queued: int | None = None
+    in_queue: int = 0
+    submitting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

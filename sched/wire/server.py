@@ -14,13 +14,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine.admission.admitting import Parts
+from dockless.sched.engine.admission.parts import Parts
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
@@ -138,12 +139,13 @@ class Server:
             writer.close()
 
     async def _serve(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(Parts(self.engine)) as kept:
+        with contextlib.closing(Parts(self.engine, writer.transport.abort)) as kept:
             await self._answer_all(uid, kept, reader, writer)
 
     async def _answer_all(self, uid: int, kept: Parts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ahead = bytearray()
         while True:
-            line = await self._request(uid, reader, in_parts.KEPT_FOR if kept else None)
+            line = await self._request(uid, reader, ahead)
             if not line:
                 return
             size = len(line)
@@ -184,7 +186,7 @@ class Server:
                     await _taken(writer)
                     continue
                 if in_parts.is_one(request):
-                    answer = await self._short(in_parts.answer(kept, caller, request, reader))
+                    answer = await self._short(in_parts.answer(kept, caller, request, partial(self.pacing.turn, uid), reader, ahead))
                     self.audit.note(caller, request, answer)
                     writer.write(encode({"ok": True, **answer}))
                     await _taken(writer)
@@ -194,7 +196,7 @@ class Server:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
-                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") == "spec" else -1
+                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") in ("spec", "events") else -1
                 self.audit.note(caller, request, answer, owner=owner)
                 if isinstance(listed := answer.get("listed"), Listed):
                     await self._send_pages(caller, writer, listed)
@@ -203,12 +205,14 @@ class Server:
                 else:
                     writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
+                kept.close()
                 if caller is not None:
                     self.audit.note(caller, request, {}, error.code)
                 writer.write(encode(error_message(error)))
             except (ConnectionError, TimeoutError):
                 raise
             except Exception as error:  # a bug: the caller is told, the daemon goes on
+                kept.close()
                 op = request.get("op")
                 what = op if op in self._verbs or op in ("logs", "exec", "attach", "part") else "a request"
                 say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
@@ -271,14 +275,14 @@ class Server:
                 hint="try again later, or close some of yours",
             )
 
-    async def _request(self, uid: int, reader: asyncio.StreamReader, patience: float | None) -> bytes:
-        """The next request of a connection that may be silent before, for ``patience`` seconds: else ``TimeoutError``."""
+    async def _request(self, uid: int, reader: asyncio.StreamReader, ahead: bytearray) -> bytes:
+        """The next request of a connection that may be silent before. ``ahead``: what of it has been read."""
         task = asyncio.current_task()
         assert task is not None
         self._silent[task] = uid, time.monotonic()
         try:
-            async with asyncio.timeout(patience):
-                begun = await reader.read(1)
+            begun = bytes(ahead) or await reader.read(1)
+            ahead.clear()
         finally:
             self._silent.pop(task, None)
         return await self._line(uid, reader, begun)

@@ -96,7 +96,8 @@ class Verbs:
         if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
             raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}", subject="jobs", hint="submit in parts")
         array = integer(request, "array", 1, MAX_ARRAY)
-        ids = await self._engine.submit(caller, jobs, array, gang=request.get("gang") is True)
+        turn = partial(self._pacing.turn, caller.uid)
+        ids = await self._engine.submit(caller, jobs, array, gang=request.get("gang") is True, turn=turn)
         return {"first": ids[0]} if array is not None else {"ids": ids}
 
     async def _queue(self, caller: Caller, request: Request) -> Answer:
@@ -148,7 +149,7 @@ class Verbs:
         index = integer(request, "gpu", 0, MAX_GPUS)
         profiles = words(request, "profiles", MAX_SLICES)
         if index is None:
-            raise BadInput("'gpu' is not said", subject="gpu", hint="`dockless gpu list` has the indices first")
+            raise BadInput("'gpu' is missing", subject="gpu", hint="give its index, the first column of `dockless gpu list`")
         return {"created": await slicing.create(self._engine, caller, index, profiles)}
 
     async def _remove_slices(self, caller: Caller, request: Request) -> Answer:
@@ -161,7 +162,7 @@ class Verbs:
         return answer
 
     async def _requeue(self, caller: Caller, request: Request) -> Answer:
-        grace = seconds(request, "grace", 3600.0)
+        grace, turn = seconds(request, "grace", 3600.0), partial(self._pacing.turn, caller.uid)
 
         new: dict[int, int] = {}
         asked: dict[int, asyncio.Future[int]] = {}  # by the job that stands for those that start together: once, however many are named
@@ -169,7 +170,7 @@ class Verbs:
         async def work(number: int, caller: Caller) -> None:
             first = again.stands_for(self._engine, number)
             if first not in asked:
-                asked[first] = asyncio.ensure_future(again.ask(self._engine, number, caller.user, grace))
+                asked[first] = asyncio.ensure_future(again.ask(self._engine, number, caller.user, grace, turn))
             new[number] = await asked[first]
 
         await self._each(work, caller, request)

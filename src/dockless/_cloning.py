@@ -73,7 +73,7 @@ def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[st
     lists go on. ``role``: of that one alone. ``BadInput`` where there is none of that name."""
     names = [one.name for one in file.roles] if file.together else []
     if role and role not in names:
-        hint = f"there are {', '.join(names)}" if names else "leave --role out: it is for jobs that start together"
+        hint = f"its roles are {', '.join(names)}" if names else "leave --role out: it is for jobs that start together"
         raise BadInput(f"there is no role {role[:60]!r}", subject="--role", hint=hint)
     return replace(file, roles=tuple(_changed(one, options, command) if role in ("", one.name) else one for one in file.roles))
 

@@ -58,7 +58,9 @@ def _check_quotas(uuids: Sequence[str]) -> None:
                 f"{count} asked for, and the quota of {one.kind} {one.name} is {one.limit} at once, of which {one.used} "
                 f"{'is' if one.used == 1 else 'are'} in use",
                 subject=f"{one.kind} {one.name}",
-                hint="dockless submit waits for its turn; dockless quota show says who has what",
+                hint=f"ask for at most {one.limit}, or ask the administrator for a larger quota"
+                if one.asked > one.limit
+                else "dockless submit waits for its turn; dockless quota show says who has what",
             )
 
 

@@ -14,8 +14,8 @@ from dockless.base.idmaps import user_name
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
-from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read, read_own
-from dockless.sched.formats.tables import Source
+from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, read_own
+from dockless.sched.formats.tables import Source, dotted
 from dockless.sched.formats.templates import secrets_in, told
 
 if TYPE_CHECKING:
@@ -34,15 +34,30 @@ _TOLD_EVERY = 200
 
 
 def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **queue: Any) -> Order:
-    """What is queued of a file. ``array`` and ``queue``: instead of what it says, where not None. ``BadInput``"""
+    """What is queued of a file. ``array`` and ``queue``: instead of what it says, where not None. ``BadInput`` with all that is wrong."""
+    wrong = _wrong_of(file, what)
+    own_array = array_of(file, what, wrong) if array is None else None
+    pulls: Mapping[str, Mapping[str, str]] = {}
+    with wrong.noted():
+        pulls = pulls_of(file, what)
     if together := start_together(file, array=array is not None or "array" in file.queue):
         if array is not None:
-            raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
-        jobs = make_gang_of(file, what, **queue)
+            _refuse_array(file, what)
+        jobs = _gang_of(file, what, queue, wrong)
     else:
-        jobs = [make_job_of(file, what, **queue)]
-        array = array or array_of(file, what)
-    return Order(tuple(jobs), array, together, pulls_of(file, what), file.format == "sbatch")
+        jobs = [job] if (job := _job_of(file, what, queue, wrong)) is not None else []
+    wrong.refuse()
+    return Order(tuple(jobs), array or own_array, together, pulls, file.format == "sbatch")
+
+
+def _wrong_of(file: JobFile, what: str) -> Source:
+    """What was found wrong when it was read, to be told with all else. ``BadInput`` with it where it is another's format: what stands for
+    a value that could not be read would be found wrong, too."""
+    if file.source is None:
+        return Source(what)
+    if file.format != "dockless":
+        file.source.refuse()
+    return file.source.further()
 
 
 def keywords() -> list[str]:
@@ -65,7 +80,7 @@ def refuse_missing(name: str) -> None:
 
 
 def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ()) -> JobFile:
-    """``path``: ``-`` for standard input. ``BadInput``"""
+    """``path``: ``-`` for standard input. What is wrong as in ``read_on``; ``BadInput``"""
     text = _text(path, LONGEST)
     what = "standard input" if path == "-" else path
     directory = os.path.dirname(os.path.abspath(os.path.expanduser(path))) if path != "-" else os.getcwd()
@@ -73,7 +88,7 @@ def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ())
 
 
 def read_text(text: str, what: str, directory: str, format: str, arguments: Sequence[str]) -> JobFile:
-    return read(text, what, format=format, keywords=keywords(), directory=directory, environment=os.environ, arguments=arguments)
+    return read_on(text, what, format=format, keywords=keywords(), directory=directory, environment=os.environ, arguments=arguments)
 
 
 def _text(path: str, longest: int) -> str:
@@ -96,41 +111,57 @@ def _text(path: str, longest: int) -> str:
 
 def jobs_of_list(path: str, progress: Callable[[int, int], None] = lambda done, of: None) -> list[JobSpec]:
     """The jobs of a file of lines, each a job in dockless's own form, JSON. ``progress``: told now and then how many of how many lines are
-    read. ``BadInput`` with a note for each line that is wrong."""
+    read. ``BadInput`` with a note for each line that is wrong; an interrupt says that nothing is queued."""
+    try:
+        return _jobs_of_list(path, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("none of the jobs was queued") from None
+
+
+def _jobs_of_list(path: str, progress: Callable[[int, int], None]) -> list[JobSpec]:
     found: list[JobSpec] = []
     wrong: list[str] = []
+    lines_wrong = 0
     lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")
+    if not any(map(str.strip, lines)):
+        raise BadInput(f"{path} is empty", subject=path, hint='write a job on each line: {"command": ["true"]}')
     known = keywords()
     for number, line in enumerate(lines, 1):
         what = f"{path}:{number}"
         if number % _TOLD_EVERY == 0:
             progress(number, len(lines))
         try:
-            found.append(make_job_of(_line(line, what, known), what))
+            found.append(_job_of_line(line, what, known))
         except DocklessError as error:
-            wrong.append(f"{error} ({error.hint})" if error.hint else str(error))
-    _refuse(wrong, len(lines), path)
+            lines_wrong += 1
+            wrong += [f"{error} ({error.hint})" if error.hint else str(error), *getattr(error, "__notes__", ())]
+    _refuse(wrong, lines_wrong, len(lines), path)
     return found
 
 
-def _line(line: str, what: str, known: Sequence[str]) -> JobFile:
+def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
+    """``BadInput`` with all that is wrong."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
         raise BadInput(f"{what} is not JSON", subject=what, hint="write one object on each line") from None
-    job = read_own(values, Source(what), known)
-    for name in pulls_of(job, what)[job.roles[0].image]:
-        raise BadInput(f"{what}: {name} stands in a list of jobs", subject=name, hint=f"say it for all of them: --{name}")
-    if "array" in job.queue:
-        raise BadInput(f"{what}: array stands in a list of jobs", subject="array", hint="submit the array alone, or write its jobs out")
+    file = read_own(values, Source(what), known)
+    wrong = _wrong_of(file, what)
+    for name in _OF_PULLS:
+        if any(role.options.get(name) is not None for role in file.roles):
+            wrong.add(BadInput(f"{what}: {name} stands in a list of jobs", subject=name, hint=f"say it for all of them: --{name}"))
+    if "array" in file.queue:
+        hint = "submit the array alone, or write its jobs out"
+        wrong.add(BadInput(f"{what}: array stands in a list of jobs", subject="array", hint=hint))
+    job = _job_of(file, what, {}, wrong)
+    wrong.refuse()
+    assert job is not None
     return job
 
 
-def _refuse(wrong: Sequence[str], count: int, path: str) -> None:
+def _refuse(wrong: Sequence[str], lines: int, count: int, path: str) -> None:
     if wrong:
-        error = BadInput(
-            f"{len(wrong)} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines"
-        )
+        error = BadInput(f"{lines} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines")
         for one in wrong[:_MOST_ERRORS]:
             error.add_note(one)
         if len(wrong) > _MOST_ERRORS:
@@ -140,12 +171,22 @@ def _refuse(wrong: Sequence[str], count: int, path: str) -> None:
 
 def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
     """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
+    wrong = _wrong_of(file, what)
+    job = _job_of(file, what, queue, wrong)
+    wrong.refuse()
+    assert job is not None
+    return job
+
+
+def _job_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
+    """None where something is wrong, which is noted."""
     if _is_several(file):
         listed = ", ".join(f"{role.name} ({role.count})" for role in file.roles)
         hint = "submit it as a file: dockless submit FILE"
-        raise BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint)
-    job = _make_job(file, file.roles[0], what, queue)
-    return _told(job, file.roles[0]) if file.together else job
+        wrong.add(BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint))
+        return None
+    job = _make_job(file, file.roles[0], what, queue, wrong)
+    return _with_variables(job, file.roles[0]) if job is not None and file.together else job
 
 
 def _is_several(file: JobFile) -> bool:
@@ -158,8 +199,16 @@ def start_together(file: JobFile, *, array: bool = False) -> bool:
     return _is_several(file) or bool(file.roles[0].ports) or (file.together and not array)
 
 
-def _told(job: JobSpec, role: Role) -> JobSpec:
-    """One of an array, each alone: its ports are those of its own network."""
+def _refuse_array(file: JobFile, what: str) -> None:
+    """``BadInput``: what starts together is no array."""
+    with _placed(file, file.roles[0], what):
+        beside = "several roles or instances" if _is_several(file) else "ports"
+        raise BadInput(f"array stands beside {beside}", subject="array", hint="give one of them")
+
+
+def _with_variables(job: JobSpec, role: Role) -> JobSpec:
+    """A job of an array with the variables that say its rank, its port and the cluster: it is the only one there, and its port is in its
+    own network. Those that start together get theirs from the daemon."""
     from dockless.sched.jobs import JobOptions
     from dockless.sched.roles import FIRST_PORT, environment
 
@@ -173,30 +222,41 @@ def _told(job: JobSpec, role: Role) -> JobSpec:
 def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
     """The jobs of a file that start together, by rank: a role that is called master or chief comes first. ``queue``: instead of what the
     file says, where not None. ``BadInput``"""
+    wrong = _wrong_of(file, what)
+    found = _gang_of(file, what, queue, wrong)
+    wrong.refuse()
+    return found
+
+
+def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings) -> list[JobSpec]:
+    """All of them where nothing is wrong, which is noted."""
     from dockless.sched.jobs import MAX_MEMBERS
 
     count = sum(role.count for role in file.roles)
     if count > MAX_MEMBERS:
         hint = "submit an array, of jobs that start one after the other: --array"
-        raise BadInput(f"{what} has {count} instances, and at most {MAX_MEMBERS} can start together", subject=what, hint=hint)
+        wrong.add(BadInput(f"{what} has {count} instances, and at most {MAX_MEMBERS} can start together", subject=what, hint=hint))
+        return []
     if "array" in file.queue:
-        raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+        with wrong.noted():
+            _refuse_array(file, what)
     found: list[JobSpec] = []
-    wrong = Findings()
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
         ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
         failed, succeeded = (min(number or 0, MAX_MEMBERS) for number in (role.min_failed, role.min_succeeded))
+        if (job := _make_job(file, role, what, queue, wrong)) is None or wrong.errors:
+            continue
         with wrong.noted(), _placed(file, role, what):
-            job = _make_job(file, role, what, queue)
             found += [replace(job, role=role.name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count
-    wrong.refuse()
     return found
 
 
-def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) -> JobSpec:
+def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
+    """None where something is wrong, which is noted."""
     from dockless._keywords import QueueOptions
 
-    said = {**file.queue, "name": file.name} | {name: value for name, value in queue.items() if value is not None}
+    given = {name: value for name, value in queue.items() if value is not None}
+    said = {**file.queue, "name": file.name} | given
     said.pop("array", None)
     for name in said:
         if name not in QueueOptions.__annotations__:
@@ -204,50 +264,97 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) ->
     if file.format.startswith("openpai"):
         user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
         role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
-    wrong = Findings()
+    right = set[str]()
     for name, check in _NAMES.items():
         with wrong.noted(), _placed(file, role, what, name):
             check(role)
-    with wrong.noted(), _placed(file, role, what):
-        role = _with_secrets(role, _secrets(file), what)
-    found = _made(file, replace(role, gpus="") if wrong.errors else role, what, said, wrong)
-    if role.image == "host" and not role.command and not role.options.get("entrypoint"):
-        wrong.add(BadInput(f"{what} has neither an image nor a command", subject=what, hint="docs/queue.md shows what a job file says"))
-    wrong.refuse()
-    assert found is not None
+            right.add(name)
+    env = role.options.get("env")
+    for name, value in env.items() if isinstance(env, Mapping) else ():
+        with wrong.noted(), _placed(file, role, what, "env"):
+            _text_of(value, name)
+    options = {name: value for name, value in role.options.items() if name != "env"}
+    hidden = replace(role, options=options)  # without variables, where one is wrong
+    with wrong.noted(), _placed(file, role, what, "env"):
+        hidden = _with_secrets(role, _secrets(file), what)
+    found = _made(file, hidden if "gpus" in right else replace(hidden, gpus=""), what, said, given, wrong)
+    if role.image == "host" and not role.command and not role.options.get("entrypoint") and not wrong.errors:
+        hint = "give a command, or an image that has one of its own; docs/queue.md shows what a job file says"
+        wrong.add(BadInput(f"{what} says no command, and the image host has none", subject=what, hint=hint))
     return found
 
 
-def _made(file: JobFile, role: Role, what: str, said: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
-    """None where something is wrong. A keyword that is wrong is noted, and the others are looked at without it."""
+def _made(file: JobFile, role: Role, what: str, said: Mapping[str, Any], given: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
+    """None where something is wrong. A keyword that is wrong is noted, and the others are looked at without it. ``given``: what of ``said``
+    the file does not say."""
     queue, options, gone = dict(said), dict(role.options), list[str]()
+
+    def attempt(without: str = "") -> JobSpec:
+        kept = [{key: value for key, value in of.items() if key != without} for of in (queue, options)]
+        return make_job(role.image, role.command, _options(replace(role, options=kept[1])), **kept[0])
+
     while True:
         try:
-            return make_job(role.image, role.command, _options(replace(role, options=options)), **queue)
+            return attempt()
         except BadInput as error:
-            name = error.subject
             if any(one in f"{error} {error.hint}" for one in gone):  # without the other it cannot stand
                 return None
-            with wrong.noted(), _placed(file, role, what):
+            name = error.subject if error.subject in {*queue, *options} else _keyword_of(error, attempt, (*options, *queue))
+            with wrong.noted(), contextlib.nullcontext() if name in given else _placed(file, role, what, name):
                 raise
-            if name not in queue and name not in options:
+            if not name:
                 return None
             queue.pop(name, None)
             options.pop(name, None)
             gone.append(name)
 
 
+def _keyword_of(error: BadInput, attempt: Callable[[str], object], names: Sequence[str]) -> str:
+    """The keyword without which it does not come, where its subject is a part of the value; "" for none."""
+    for name in names:
+        try:
+            attempt(name)
+        except BadInput as other:
+            if str(other) == str(error):
+                continue
+        return name
+    return ""
+
+
+_THEIRS = {
+    "memory": ("mem_limit", "memory", "memoryMB"), "memory_low": ("mem_reservation",), "cpus": ("cpu", "cpuNumber"),
+    "pids": ("pids_limit",), "env": ("environment",), "mounts": ("volumes", "configs", "secrets"), "image": ("dockerImage",),
+    "gpus": ("gpu", "gpuNumber"),
+    "shm_size": ("shmMB",), "add_hosts": ("extra_hosts",), "workdir": ("working_dir",), "health": ("healthcheck",),
+    "stop_signal": ("stop_signal",), "grace": ("stop_grace_period",),
+}  # fmt: skip
+"""What other formats call a keyword."""
+
+
 @contextlib.contextmanager
 def _placed(file: JobFile, role: Role, what: str, key: str = "") -> Iterator[None]:
-    """An error of a keyword names the file, and its line where that is known."""
+    """An error of a keyword names the file, and its line where that is known; in another's format the role, too."""
     try:
         yield
     except BadInput as error:
         if str(error).startswith(what):
             raise
-        paths = [(*above, key or error.subject) for above in (("roles", role.name), (), ("services", role.name))]
-        line = next((line for path in paths if file.source is not None and (line := file.source.line(path))), 0)
-        raise BadInput(f"{what}{f':{line}' if line else ''}: {error}", subject=error.subject, hint=error.hint) from None
+        line, said = _place_of(file, role, key or error.subject)
+        raise BadInput(f"{what}{f':{line}' if line else ''}: {said}{error}", subject=error.subject, hint=error.hint) from None
+
+
+def _place_of(file: JobFile, role: Role, key: str) -> tuple[int, str]:
+    """The line of a keyword of a role, 0 where nobody knows, and what it stands in, for formats that call it otherwise."""
+    source = file.source
+    if source is None:
+        return 0, ""
+    for path in (("roles", role.name, key), (key,), (f"{role.name}_{key}",)):
+        if line := source.line(path):
+            return line, ""
+    for above in (("services", role.name), ("taskRoles", role.name), ("taskRoles", file.roles.index(role) if role in file.roles else 0)):
+        if source.line(above):
+            return source.line_below(above, (key, *_THEIRS.get(key, ()))), f"{dotted(above)}: "
+    return 0, ""
 
 
 def _check_gpus(role: Role) -> None:
@@ -280,14 +387,13 @@ def pulls_of(file: JobFile, what: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def array_of(file: JobFile, what: str) -> ArrayCount | None:
-    """See ``parse_array``. ``BadInput``"""
+def array_of(file: JobFile, what: str, wrong: Findings) -> ArrayCount | None:
+    """See ``parse_array``; what is wrong is noted."""
     from dockless.sched.parsing import parse_array
 
-    try:
+    with wrong.noted(), _placed(file, file.roles[0], what, "array"):
         return parse_array(file.queue["array"]) if "array" in file.queue else None
-    except BadInput as error:
-        raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+    return None
 
 
 def _options(role: Role) -> dict[str, Any]:
@@ -328,11 +434,11 @@ def _with_secrets(role: Role, secrets: Mapping[str, str], what: str) -> Role:
     env = role.options.get("env")
     options = dict(role.options)
     if isinstance(env, Mapping):
-        options["env"] = {name: told(str(value), secrets, f"{what}: env.{name}") for name, value in env.items()}
+        options["env"] = {name: told(_text_of(value, name), secrets, f"{what}: env.{name}") for name, value in env.items()}
     elif env is not None:
         if not isinstance(env, (list, tuple)):
             raise BadInput(f"{what}: env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
-        options["env"] = [told(str(one), secrets, f"{what}: env") for one in env]
+        options["env"] = [told(_text_of(one), secrets, f"{what}: env") for one in env]
     command = role.command
     if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):
         options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: told(command[2], secrets, f"{what}: command")}
@@ -345,6 +451,13 @@ def _with_secrets(role: Role, secrets: Mapping[str, str], what: str) -> Role:
             hint="put it into a variable (env), or into the commands of a shell: script",
         )
     return replace(role, command=command, options=options)
+
+
+def _text_of(value: Any, name: str = "") -> str:
+    """A variable's value: truth as the format writes it. ``BadInput`` for a list or a table."""
+    if isinstance(value, (list, dict)):
+        raise BadInput(f"env{'.' * bool(name)}{name[:60]} is {shown(value)}, not a text", subject="env", hint="put it in quotes")
+    return {None: "", True: "true", False: "false"}[value] if isinstance(value, (bool, type(None))) else str(value)
 
 
 def _pairs(env: Any) -> Mapping[str, str]:

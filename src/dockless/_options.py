@@ -73,10 +73,14 @@ def given_items(value: object) -> Any:
 
 
 def unknown_keyword(name: str, known: Collection[str]) -> TypeError:
-    """Names what is meant by it, or all that there are."""
+    """Names what is meant by it, or the nearest, or all that there are."""
     meant = _ELSEWHERE.get(name, "")
     if meant and (meant in known or not meant.isidentifier()):
         return TypeError(f"unknown keyword {name!r}: use {meant}")
+    import difflib
+
+    if near := difflib.get_close_matches(name, sorted(known), 1, 0.7):
+        return TypeError(f"unknown keyword {name!r}: did you mean {near[0]}?")
     return TypeError(f"unknown keyword {name!r}; known are {', '.join(sorted(known))}")
 
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dockless._executing import Enterable
-from dockless._options import given_options, gpus_wanted, image_and_args, make_spec, unknown_keyword
+from dockless._options import given_items, given_options, gpus_wanted, image_and_args, make_spec, unknown_keyword
 from dockless._pulling import present_for, told_whose_store
 from dockless.base.checks import check
 from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any, overload
 from dockless.base.units import parse_duration, parse_time
 from dockless.errors import BadInput
@@ -196,6 +197,14 @@ def submit(
     array: str | int,
     **options: Unpack[SubmitOptions],
 ) -> list[Submitted]: ...
+@overload
+def submit(
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
+    *,
+    array: str | int | None,
+    **options: Unpack[SubmitOptions],
+) -> Submitted | list[Submitted]: ...
 def submit(
     image: str | Sequence[Argument] | None = None,
     args: Sequence[Argument] | None = None,
@@ -210,11 +219,14 @@ def submit(
     that, where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``, ``BadInput``.
     """
-    from dockless._keywords import QueueOptions
+    from dockless._keywords import Options, QueueOptions
     from dockless.sched.parsing import parse_array
 
     reference, arguments = image_and_args(image, args)
     sandbox: dict[str, Any] = dict(options)
+    known = {**Options.__annotations__, **QueueOptions.__annotations__}
+    if unknown := sorted(sandbox.keys() - known.keys()):
+        raise unknown_keyword(unknown[0], known)
     queue_options: Any = {name: sandbox.pop(name) for name in QueueOptions.__annotations__ if name in sandbox}
     job = make_job(reference, arguments, sandbox, **queue_options)
     pulls = {reference: {name: sandbox.get(name) for name in ("pull", "platform")}}
@@ -240,6 +252,22 @@ def submit_file(
     """
     import warnings
 
+    order, notes = order_of_file(path, text=text, format=format, arguments=arguments, array=array, **queue)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return submitted(order)
+
+
+def order_of_file(
+    path: StrPath | None = None,
+    *,
+    text: str | None = None,
+    format: str = "",
+    arguments: Sequence[str] = (),
+    array: str | int | None = None,
+    **queue: Unpack[QueueOptions],
+) -> tuple[Order, tuple[str, ...]]:
+    """What ``submit_file`` queues, and what of the file has no effect. ``BadInput``"""
     from dockless._jobfiles import order_of, read_job_file, read_text
     from dockless._keywords import QueueOptions
     from dockless.sched.parsing import parse_array
@@ -249,14 +277,18 @@ def submit_file(
     for name in queue:
         if name not in QueueOptions.__annotations__:
             raise unknown_keyword(name, QueueOptions.__annotations__)
+    check("text", text, str | None)
+    check("format", format, str)
+    arguments = given_items(arguments)
+    if isinstance(arguments, str):
+        raise BadInput(f"arguments is one text, {shown(arguments)}, not a list", subject="arguments", hint="give a list of texts")
+    check("arguments", arguments, Sequence[str])
     what = "text" if path is None else os.fspath(path)
     if text is None:
         file = read_job_file(os.path.join(".", what) if what == "-" else what, format=format, arguments=arguments)
     else:
         file = read_text(text, what, os.getcwd(), format, arguments)
-    for note in file.notes:
-        warnings.warn(note, stacklevel=2)
-    return submitted(order_of(file, what, array=None if array is None else parse_array(array), **queue))
+    return order_of(file, what, array=None if array is None else parse_array(array), **queue), file.notes
 
 
 def cancel_all(jobs: Sequence[Submitted]) -> None:

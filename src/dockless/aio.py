@@ -160,6 +160,14 @@ async def submit(
     array: str | int,
     **options: Unpack[SubmitOptions],
 ) -> builtins.list[Submitted]: ...
+@overload
+async def submit(
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
+    *,
+    array: str | int | None,
+    **options: Unpack[SubmitOptions],
+) -> Submitted | builtins.list[Submitted]: ...
 @wraps(_submitting.submit)
 async def submit(*args: Any, array: str | int | None = None, **options: Any) -> Submitted | builtins.list[Submitted]:
     """A cancellation meanwhile cancels the jobs, too."""
@@ -170,7 +178,12 @@ async def submit(*args: Any, array: str | int | None = None, **options: Any) -> 
 
 @wraps(_submitting.submit_file)
 async def submit_file(*args: Any, **options: Any) -> builtins.list[Submitted]:
-    return await _submitted(lambda: _submitting.submit_file(*args, **options))
+    import warnings
+
+    order, notes = await in_thread(partial(_submitting.order_of_file, *args, **options))
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return await _submitted(partial(_submitting.submitted, order))
 
 
 async def _submitted(submit: Callable[[], builtins.list[_submitting.Submitted]]) -> builtins.list[Submitted]:

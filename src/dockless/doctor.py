@@ -269,12 +269,12 @@ def _daemon() -> tuple[Status, str, str]:
 
 def _settings() -> tuple[Status, str, str]:
     from dockless.base import settings
+    from dockless.sandbox.gpus.host_classes import has_class
 
     path = paths.config_file()
-    unknown = settings.unknown_names(path)
-    if unknown:
-        return "note", "; ".join(unknown), "correct or remove these: they have no effect"
     kinds = settings.load(path)["gpus.devices"]
+    if unknown := settings.unknown_names(path) + settings.unknown_classes(has_class(kinds), path):
+        return "note", "; ".join(unknown), "correct or remove these: they have no effect"
     if kinds:
         from dockless.sandbox.gpus import handed_out
 

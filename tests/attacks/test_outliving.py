@@ -85,6 +85,14 @@ def test_nothing_outlives_its_client_and_other_commands_go_on(box, way):
     assert _left(box) == []
 
 
+def test_the_end_of_an_earlier_command_is_not_that_of_a_later_one(box):
+    with box.spawn(OUTLIVING, "beside", stdin=DEVNULL, stdout=PIPE, text=True, timeout=3.0) as first:
+        assert first.stdout.readline() == "on\n"
+        with box.spawn("sleep", "1000", stdin=DEVNULL) as second:
+            assert first.wait(20).timed_out and _left(box) == []
+            assert second.poll() is None and len(_left(box, "sleep")) == 2
+
+
 def test_what_was_left_by_an_ordinary_end_is_not_another_commands(box):
     """Whatever a later one does, and at its time limit."""
     box.shell("sleep 777 >/dev/null 2>&1 &", stdin=DEVNULL, check=True)

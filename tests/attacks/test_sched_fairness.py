@@ -3,22 +3,26 @@ others' calls are answered, and what the daemon keeps for her is bounded."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from support.boxes import until
+from support.desk import ANN, play
 from support.scheduling import DaemonProcess, as_user
 
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import Client, JobSpec
+from dockless.sched.engine.admission import admitting
 from dockless.sched.wire import protocol, server
 
 pytestmark = [pytest.mark.requires("root", "userns")]
@@ -353,6 +357,39 @@ def test_a_job_is_not_lost_for_want_of_descriptors(daemon):
         job = queue.wait(number, timeout=PATIENCE)
         assert (job.state.value, job.exit_code) == ("FAILED", 7), job
         assert [line.text for line in queue.logs(number)] == ["up"]
+
+
+@pytest.mark.parametrize("op", ["part", "submit"])
+def test_many_submits_at_once_are_one_users_work(tmp_path, monkeypatch, op):
+    """However many connections she has: between two of another user's turns as many jobs are looked at as of one submit."""
+    connections, jobs = 20, 3 * admitting.AT_A_TIME
+    job = {"spec": {"image": "host", "argv": ["true"]}, "hold": True}
+    line = protocol.encode({"v": protocol.VERSION, "op": op, "jobs": [job] * jobs} | ({"of": jobs} if op == "part" else {}))
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+
+    async def story(desk):
+        desk.who = ANN
+        rounds, looked_at = 0, Counter[int]()
+        admit = desk.engine.admission.admit
+
+        def counted(*given):
+            looked_at[rounds] += 1
+            return admit(*given)
+
+        desk.engine.admission.admit = counted
+        wires = [await asyncio.open_unix_connection(desk.path) for _ in range(connections)]
+        for _, writer in wires:
+            writer.write(line)
+        answers = asyncio.gather(*(reader.readline() for reader, _ in wires))
+        while not answers.done():
+            await asyncio.sleep(0)
+            rounds += 1
+        assert all(json.loads(answer)["ok"] for answer in answers.result())
+        assert looked_at.total() == connections * jobs and max(looked_at.values()) <= admitting.AT_A_TIME
+        for _, writer in wires:
+            writer.close()
+
+    play(tmp_path, story)
 
 
 def test_a_request_of_very_many_values_is_refused_before_it_is_decoded(daemon):

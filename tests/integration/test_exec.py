@@ -685,7 +685,7 @@ def test_an_unknown_keyword_is_answered_with_what_is_meant(call, keyword):
     with Sandbox("host", FOREVER, stdin=DEVNULL) as box:
         with pytest.raises(TypeError) as caught:
             getattr(box, call)(*["true"] * (call != "update"), **{keyword: "1"})
-        said = "use workdir" if keyword == "cwd" else "known are "
+        said = {"cwd": "use workdir", "memroy": "did you mean memory?"}.get(keyword, "known are ")
         assert str(caught.value).startswith(f"unknown keyword '{keyword}'") and said in str(caught.value)
         if keyword != "cwd":
             assert ("memory" if call == "update" else "workdir") in str(caught.value)

@@ -177,7 +177,7 @@ def test_they_are_cloned_and_cancelled_as_one(daemon, tmp_path, capfd):
         ]  # fmt: skip
         until(lambda: all(queue.job(number).state == "RUNNING" for number in (*first, *second)), "they run")
     until(lambda: logs(capfd, second[1]) == "of 3\n", "it is told of the others")
-    for name in (str(first[1]), f"{first[0]}_1"):
+    for name in (str(first[1]), f"{first[0]}_0", f"{first[0]}_1"):
         assert main(["clone", name]) == 125
         assert f"dockless clone {first[0]} submits all of them again" in capfd.readouterr().err
     assert main(["clone", "--print", str(first[0]), "-e", "A=1"]) == 0

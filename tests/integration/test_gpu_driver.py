@@ -194,7 +194,9 @@ def test_void_leaves_the_files_out(said, image):
 SEEN = "ls /usr/lib/*/libcuda.so.1 2> /dev/null | wc -l; ls /dev | grep '^nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize("said", [None, "", " , ", "all", "1", "0,1", "GPU-51d01a7e-d000-4000-8000-000000000001", "none", "void", "0,void"])
+@pytest.mark.parametrize(
+    "said", [None, "", " , ", "all", "1", "0,1", "GPU-51d01a7e-d000-4000-8000-000000000001", "none", "void", "0,void", "none,void"]
+)
 def test_an_image_says_neither_whether_there_are_gpus_nor_which(said, tmp_path, stand_in, driver):
     """As with Docker's --gpus, which goes before what the image says."""
     driver(stand_in)

@@ -106,8 +106,11 @@ def test_a_quota_of_a_class(own_host, home):
     settings = f"[quota.users]\n{ME} = {{ classes = {{ whole = 2 }} }}\n"
     daemon = DaemonProcess(home, gpus=own_host("4x80G"), settings=settings).start()
     try:
-        with pytest.raises(Refused, match=f"3 whole GPUs asked for, and the quota of user {ME} is 2 at once, of which 0 are in use"):
+        with pytest.raises(
+            Refused, match=f"3 whole GPUs asked for, and the quota of user {ME} is 2 at once, of which 0 are in use"
+        ) as found:
             dockless.run("host", ["true"], gpus=3)
+        assert found.value.hint == "ask for at most 2, or ask the administrator for a larger quota"
         assert dockless.run("host", ["true"], gpus=2).returncode == 0
     finally:
         daemon.end()

@@ -60,7 +60,7 @@ def test_the_daemon_has_it_at_once(home, daemon, capfd):
     assert said["after"] == {"limit": 3, "guarantee": 1, "jobs": 5} and said["reloaded"] is True and said["reason"] == ""
     assert mine(daemon).weight is None
     assert (home / "dockless.toml").read_text().startswith("# ours\n[quota]\ndefault = 1\n")
-    assert " op=reload ok\n" in (daemon.home / "state" / "audit.log").read_text()
+    assert f" op=reload changed=quota.users.{ME} ok\n" in (daemon.home / "state" / "audit.log").read_text()
 
 
 def test_all_that_the_file_says_holds_from_then_on(home, daemon):

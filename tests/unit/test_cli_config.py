@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from dockless import doctor
 from dockless.base.settings import DEFAULTS, SETTINGS
 from dockless.cli import main
 
@@ -36,6 +37,21 @@ def test_one_that_is_right(say, home, tmp_path):
     assert out == f"{other}:2: quota.users.nobody-here: there is no user 'nobody-here'\nWhat is said of these has no effect.\n"
     code, out, err = say("check", "--json", str(other))
     assert (code, err) == (1, "") and len(json.loads(out)["unknown"]) == 1
+
+
+def test_classes_of_which_there_is_no_gpu(say, home, monkeypatch):
+    """A slip in one would be a limit that nobody meets."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    text = "[quota]\ndefault = { classes = { whole = 2 } }\n[quota.users]\n# the boss\nroot = { classes = { H10O = { guarantee = 2 } } }\n"
+    (home / "dockless.toml").write_text(text)
+    code, out, _ = say("check")
+    line = "HOME/dockless.toml:5: quota.users.root.classes.H10O: no GPU of this host is of class H10O"
+    assert (code, out.splitlines()[0]) == (1, line)
+    assert doctor._settings()[:2] == ("note", line.replace("HOME", str(home)))
+    (home / "dockless.toml").write_text(text.replace("H10O", '"amd.com/gpu"'))
+    assert "is of class amd.com/gpu" in say("check")[1]
+    (home / "dockless.toml").write_text(text.replace("H10O", "whole"))
+    assert say("check")[0] == 0
 
 
 @pytest.mark.parametrize(

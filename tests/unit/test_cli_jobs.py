@@ -448,7 +448,7 @@ def _at_1000(monkeypatch):
             row(state=State.COMPLETED, started=200.0, ended=205.0, exit_code=0, priority=4, name="n"),
             ["7", "ann", "COMPLETED", "4", "5s", "n"],
         ),
-        (row(state=State.CANCELLED, ended=205.0, name="n"), ["7", "ann", "CANCELLED", "15m", "n"]),
+        (row(state=State.CANCELLED, ended=205.0, name="n"), ["7", "ann", "CANCELLED", "1m45s", "n"]),
     ],
 )
 def test_a_row(capfd, job, cells):
@@ -522,7 +522,7 @@ def test_what_keeps_a_job_waiting(daemon, say):
         "rule     held: it may not start until it is released",
         "behind   job 1 (PENDING)",
         "sooner   after `dockless release 2`",
-        "sooner   after `dockless release 1`, as it waits for what is held",
+        "sooner   after `dockless release 1`, for it waits for what is held",
     ]
     assert say("release", "2")[0] == 0 and say("why", "2")[1][:2] == ["job 2 waits: for the end of job 1", "starts   nobody can say yet"]
     assert sorted(say("queue", "-q")[1]) == [str(n) for n in range(1, 8)]
@@ -625,3 +625,40 @@ def test_draining(daemon, say):
     assert say("gpu")[2][0].endswith("are required: list|cdi|mig") and say("quota")[2][0].endswith("are required: show|set")
     assert say("usage", "--since", "2026-02-01", "--until", "2026-01-01")[2][0] == "dockless: --until is before --since"
     assert say("drain", "77")[2][0] == "dockless: there is no GPU 77"
+
+
+@pytest.mark.parametrize("beside", [["--dlc", "job.params"], ["python:3.12"], ["--format", "compose"]])
+def test_a_list_stands_alone(capsys, beside):
+    assert main(["submit", *beside, "--from", "jobs.jsonl"]) == 125
+    assert "--from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["submit"], "dockless submit IMAGE"),
+        (["submit", "./a.toml", "./b.toml"], "'./b.toml' stands beside a job file"),
+    ],
+)
+def test_a_line_that_is_wrong_is_answered_in_its_own_words(capsys, line, said):
+    assert main(line) == 125
+    err = capsys.readouterr().err
+    assert said in err and "--time" not in err and "dockless run" not in err, err
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["submit", "--priority", "x", "--", "true"], "submit: --priority: 'x' is not a whole number", "dockless submit --help"),
+        (["clone", "--image", "x", "1"], "clone: there is no option --image", "dockless clone --edit ID"),
+        (["gpu", "mig"], "gpu mig: what?", "gpu mig create GPU PROFILE …"),
+        (["gpu", "mig", "mk"], "gpu mig has no 'mk'", "gpu mig create GPU PROFILE …"),
+        (["gpu", "mig", "create"], "gpu mig create needs the index of a GPU", "gpu mig create GPU PROFILE …"),
+        (["gpu", "mig", "create", "1"], "gpu mig create needs a profile, or several", "`gpu mig profiles 1` lists its profiles"),
+        (["gpu", "mig", "profiles", "1", "2"], "'2' is one argument too many", "gpu mig profiles GPU"),
+        (["gpu", "mig", "remove"], "gpu mig remove needs the UUID of a slice, or several", "gpu mig remove UUID …"),
+    ],
+)
+def test_words_that_are_wrong_are_named(say, words, said, hint):
+    code, out, err = say(*words)
+    assert (code, out, err[0]) == (125, [], f"dockless: {said}") and hint in err[1]

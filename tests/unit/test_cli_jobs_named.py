@@ -97,3 +97,14 @@ def test_those_that_ended_together_are_submitted_again_together(daemon, say):
     assert say("wait", "-q", "1")[0] != 0
     (line,) = say("requeue", "2")[1]
     assert line.startswith("job 2 is submitted again: job 3 (3 to 4, which start together): ")
+
+
+def test_events_of_those_that_start_together_are_those_of_all(daemon, say):
+    """Named by the number of the first, as in `queue`; `7_0` is the first alone."""
+    with connect() as queue:
+        queue.submit_gang(specs("a", "b", "b"))
+
+    def of(name: str) -> list[str]:
+        return [line.split(",")[0] for line in say("queue", name, "--events", "--csv")[1][1:]]
+
+    assert set(of("1")) == {"1", "2", "3"} and set(of("1_0")) == {"1"} and set(of("1_1")) == {"2"}

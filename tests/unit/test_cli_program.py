@@ -134,7 +134,7 @@ BEHIND = "options stand behind the verb: dockless run --help lists those of run"
         (["array", "9"], "unknown verb 'array'\n  hint: many jobs of one kind: dockless submit --array 10 IMAGE -- COMMAND"),
         (
             ["history", "9"],
-            "there is no image '9'\n  hint: of job 9 tells dockless queue 9; dockless queue --all lists those that have ended",
+            "there is no image '9'\n  hint: dockless queue 9 tells of job 9; dockless queue --all lists those that have ended",
         ),
         (["zzz"], "unknown verb 'zzz'\n  hint: `dockless help` lists the verbs"),
         (["pss"], "unknown verb 'pss'\n  hint: did you mean `dockless ps`?"),

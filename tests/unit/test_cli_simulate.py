@@ -421,6 +421,9 @@ def test_shares_of_gpus(say, tmp_path):
     trace.write_text("submitted,run,gpus,user,class,together\n" + 3 * "0,100,1,anna,memory=20G,a\n" + "0,100,1,ben,memory=20G,\n")
     _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
     assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 0.625)  # three on one GPU, which is theirs
+    trace.write_text("submitted,run,gpus,user,class\n0,100,2,anna,memory=30G\n0,100,1,anna,memory=30G\n")
+    _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
+    assert longest_waits(out)[:2] == (0, {"anna": 100})  # two are whole
     trace.write_text("submitted,run,gpus,user,class\n" + 2 * "0,100,1,anna,memory=40G\n")
     for mps, waits in (("no", 0), ("yes", 100)):  # NVIDIA's service keeps some for itself
         settings.write_text(f'[gpus]\nshare = "user"\nmps = "{mps}"\n')

@@ -145,7 +145,7 @@ def test_all_that_start_together_are_cloned():
     assert changed[0] == jobs[0] and {(job.spec.argv, job.gpus) for job in changed[1:]} == {(("other",), "2")}
     with pytest.raises(BadInput, match="there is no role 'ps'") as caught:
         with_options(file, {}, (), "ps")
-    assert caught.value.hint == "there are chief, worker"
+    assert caught.value.hint == "its roles are chief, worker"
     with pytest.raises(BadInput, match="there is no role 'main'"):
         with_options(file_of([JobSpec(Spec(("true",)))]), {}, (), "main")
     alone = gang("[roles.worker]\ncommand = ['true']\n")
@@ -154,7 +154,9 @@ def test_all_that_start_together_are_cloned():
 
 def test_jobs_that_no_file_can_say_are_not_cloned():
     first, second = (JobSpec(Spec((word,)), role="worker") for word in "ab")
-    for jobs in ([first, second], [first, dataclasses.replace(first, role="ps"), first], [first, dataclasses.replace(first, name="x")]):
+    other = dataclasses.replace(first, role="ps")
+    named, limited = dataclasses.replace(first, name="x"), dataclasses.replace(other, time_limit=60.0)
+    for jobs in ([first, second], [first, other, first], [first, named], [first, limited]):
         with pytest.raises(BadInput, match="cannot be written in a file"):
             file_of(jobs)
 

@@ -288,6 +288,17 @@ def test_a_file_is_not_protected_by_a_sticky_bit(root):
         find(str(root), VERSION)
 
 
+def test_what_gpudirect_storage_reads_is_the_administrators_alone(tmp_path):
+    path = tmp_path / "etc/cufile.json"
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+    assert [file.source for file in driver_files.of_gds(str(tmp_path))] == [str(path)]
+    path.chmod(0o646)
+    with pytest.raises(GpuError, match="can be changed by others"):
+        driver_files.of_gds(str(tmp_path))
+
+
 def test_the_newest_of_several_is_the_installed_one(root):
     for version in ("575.99.1", "580.65.06", "580.9"):
         library(root / f"usr/lib64/libcuda.so.{version}", "libcuda.so.1")

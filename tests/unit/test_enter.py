@@ -10,7 +10,7 @@ from dockless.errors import BadInput
 from dockless.native import validate
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
-from dockless.sandbox.enter import Entry, compile_entry
+from dockless.sandbox.enter import Entry, compile_entry, compile_look
 from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_TERMINAL, Op, Plan, decode, encode
 from dockless.sandbox.run.door import Entrance, _compiled
 from dockless.sandbox.spec import RLIMITS
@@ -92,6 +92,9 @@ def test_its_cgroup_and_without_one_its_mark():
     assert [next(op.slot_in for op in one.ops if op.name == "CLONE") for one in (inside, outside)] == [SLOT_CGROUP, -1]
     assert [names(one).count("MARK") for one in (inside, outside)] == [0, 1]
     assert names(outside)[names(outside).index("MARK") + 1] == "SPAWN"
+    ends = compile_entry(plan, Entry(("true",), ends=True), has_cgroup=False)
+    look = compile_look(plan, compile_plan(CASES["root"]), Entry(("true",)), has_cgroup=False, write=False)
+    assert [next(op.x for op in one.ops if op.name == "MARK") for one in (outside, ends, look)] == [0, 1, 1]
 
 
 def test_a_low_limit_of_its_own_comes_before_the_mark():
@@ -155,6 +158,7 @@ ENTRIES = (
     Entry(("true",), handed=True),
     Entry(("true",), handed=True, tty=True),
     Entry(("agent",), given=True),
+    Entry(("true",), ends=True),
 )
 
 

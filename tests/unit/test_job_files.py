@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, read_job_file, start_together
+from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
+from dockless._jobfiles import read_text as job_file_of
 from dockless.base import json_lines, toml_lines, yaml
 from dockless.cli import main
 from dockless.errors import BadInput
@@ -99,6 +100,8 @@ WRONG = [
     ("a.yaml", "services:\n  a: {image: x, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES=all]}", "asks for no GPUs", "gpus: all"),
     ("a.yaml", "services:\n  a: {image: '${X:?say it}'}", "needs the variable X: say it", "X=…"),
     ("a.yaml", "services:\n  a: {image: x, command: $}", "stands for nothing", "$$"),
+    ("a.yaml", "services:\n  a: {image: x, command: '${A:-${B}}'}", "stands for nothing", "none in the default of another"),
+    ("a.yaml", f"services:\n  a: {{image: x, entrypoint: '{'x' * 65537}'}}", "is one line of more than 65536 characters", "a list"),
     ("a.yaml", "services: {a: {image: x}}\nservices: {}", "a.yaml:2: 'services' is there twice", "remove"),
     ("a.params", "worker_count=1\nworker_image=x\ncommand=x\nworker_memry=1", "a.params:4: worker_memry is unknown", "worker_memory"),
     ("a.params", "command=x\nworker_image=x", "worker_image stands without worker_count", "worker_count=1"),
@@ -134,6 +137,7 @@ ALL_WRONG = [
       "taskRoles.w.commands[1]": 12, "taskRoles.w.commands[2]": 13}),
     ("b.yaml", "services:\n  a:\n    image: x\n    build: .\n    restart: maybe\n  b:\n    immage: y\n    command: '\"'\n",
      {"services.a.build": 4, "services.a.restart": 5, "services.b.image": 6, "services.b.immage": 7, "services.b.command": 8}),
+    ("c.yaml", "name: [a]\nservices:\n", {"name": 1, "services": 2}),  # that they are missing, and not that none is to run
     ("a.params", "nonsense\nworker_count=x\nworker_image=i\ncommand=c\ncommand=d\nworker_memory=much\npriority=high\nfoo=1\n",
      {"a.params": 1, "worker_count": 2, "command": 5, "worker_memory": 6, "priority": 7, "foo": 8}),
     ("a.sh", "#!/bin/sh\n#SBATCH --gppus=2\n#SBATCH --time=soon 'x\n#SBATCH --time=soon\n#SBATCH --nodes=2\n#SBATCH --mem=x --array=3-1\n",
@@ -163,9 +167,9 @@ def test_all_keywords_that_are_wrong_are_told_at_once(tmp_path):
     )
     file = read_job_file(str(path))
     with pytest.raises(BadInput) as caught:
-        make_gang_of(file, "job.toml")
+        make_gang_of(file, str(path))
     told = [str(caught.value), *caught.value.__notes__]
-    assert [int(line.split(":")[1]) for line in told if line.startswith("job.toml:")] == [7, 6, 4, 2, 8, 4, 2, 11], told
+    assert [int(line.split(":")[1]) for line in told] == [2, 4, 6, 7, 8, 11], told
 
 
 def test_the_line_of_a_key_is_found_in_any_spelling():
@@ -283,6 +287,8 @@ configs: {c: {file: ./c.txt}, unused: {external: true}}
         "a.yaml:10: services.a.environment: A has no value, and the caller's is not taken",
         "a.yaml:8: services.a.volumes[1]: it has no name: what is written there is the job's own, and goes with it",
     )
+    own = read_text(text.replace("    network_mode: host\n", ""), "a.yaml")
+    assert own.roles[0].options["add_hosts"] == ["b:10.0.0.1"] and "host.docker.internal is not known" in " ".join(own.notes)
     for wrong, said in (("pid: 'service:b'", "pid is 'service:b'"), ("configs: [unused]", "'unused' is no file"), ("ipc: a", "ipc is 'a'")):
         kept = text.replace("    configs: [{source: c, target: etc/c}]\n", "") if wrong.startswith("configs") else text
         kept = kept.replace("    ipc: host\n", "") if wrong.startswith("ipc") else kept
@@ -472,6 +478,8 @@ def test_what_cannot_start_together_is_refused():
         make_gang_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
     with pytest.raises(BadInput, match="array stands beside several roles or instances"):
         make_gang_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
+    with pytest.raises(BadInput, match=r"job\.toml:1: array stands beside ports"):
+        order_of(read_own("array = 3\nscript = 'true'\nports = { http = 1 }"), "job.toml")
     assert not start_together(read_own("script = 'true'"))
     assert start_together(read_own("script = 'true'\nports = { http = 1 }"))
 
@@ -665,3 +673,87 @@ def test_yaml_refused(text):
 
 def test_yaml_lines():
     assert yaml.loads("a:\n  b:\n  - 1\n  - c: 2\n", "f")[1][("a", "b", 1, "c")] == 4
+
+
+def test_an_interrupt_while_lines_are_read_says_that_nothing_is_queued(tmp_path):
+    def progress(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["true"]}\n' * 300)
+    with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
+        jobs_of_list(str(path), progress)
+
+
+def all_told(text: str, name: str, **queue: object) -> list[str]:
+    """What the file is refused with: the place and the first words of each."""
+    with pytest.raises(BadInput) as caught:
+        order_of(job_file_of(text, name, "/here", "", ()), name, **queue)
+    return [str(caught.value), *getattr(caught.value, "__notes__", ())]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", 'comand = ["true"]\nmemory = "64Q"', ["a.toml:1: comand is unknown", "a.toml:2: memory '64Q'"]),
+        ("a.toml", 'gpu = 2\narrays = "3"\nmemory = "64Q"\ntime_limit = "q"\nretries = "x"',
+         [f"a.toml:{line}: " for line in range(1, 6)]),
+        ("a.toml", 'retry_on = 75\non_reboot = "x"\nnetwork = "x"\nprofile = "x"\npull = "x"\nscript = "x"',
+         [f"a.toml:{line}: " for line in range(1, 6)]),
+        ("a.toml", 'script = "x"\narray = "9-1"\nmemory = "64Q"', ["a.toml:2: array '9-1'", "a.toml:3: memory"]),
+        ("a.toml", 'script = "x"\nmounts = ["x"]\nmemory = "64Q"', ["a.toml:2: mount 'x'", "a.toml:3: memory"]),
+        ("a.toml", 'script = "x"\ntime_limit = "q"\nmemory = "64Q"\n[roles.a]\n[roles.b]\n[roles.c]',
+         ["a.toml:2: time_limit 'q'", "a.toml:3: memory"]),
+        ("c.yaml", "services:\n  a:\n    image: x\n    mem_limit: 10Q\n  b:\n    image: x\n    mem_limit: 10Q\n"
+         "    environment:\n      - =2\n",
+         ["c.yaml:4: services.a: memory '10Q'", "c.yaml:7: services.b: memory '10Q'", "c.yaml:8: services.b: environment name"]),
+        ("d.yaml", "protocolVersion: 2\nname: a\ntype: job\nprerequisites:\n  - {type: dockerimage, name: i, uri: 'X::y'}\ntaskRoles:\n"
+         "  r: {dockerImage: i, resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0}, commands: ['true']}",
+         ["d.yaml:7: taskRoles.r: 'X::y' is not an image reference"]),
+        ("a.toml", 'script = "x"\n[env]\nA = [1]\nB = { x = 1 }',
+         ["a.toml:2: env.A is of type list, not a text", "a.toml:2: env.B is of type dict"]),
+        ("a.json", '{"image": "host"}', ["a.json says no command, and the image host has none"]),
+        ("a.yaml", "", ["a.yaml is empty"]),
+    ],
+)  # fmt: skip
+def test_all_that_is_wrong_with_keys_and_values_is_told_once_in_the_order_of_lines(name, text, said):
+    told = all_told(text, name)
+    assert len(told) == len(said) and all(line.startswith(one) for line, one in zip(told, said, strict=True)), told
+
+
+def test_what_the_caller_says_is_not_blamed_on_the_file():
+    text = 'script = "x"\ntime_limit = "1h"\n[roles.a]\n[roles.b]\n'
+    assert [line.partition(" cannot")[0] for line in all_told(text, "a.toml", time_limit="q")] == ["time_limit 'q'"]
+
+
+def test_toml_without_blanks_is_no_parameter_file():
+    for text in ('image="host"\ncommand=["true"]\n', 'name="a"\nscript="x"\n[env]\nworkers="1"\n[roles.worker_count]\n'):
+        found = job_file_of(text, "-", "/here", "", ())
+        assert found.format == "dockless", text
+    assert job_file_of("name=a\ncommand=x\nworker_count=1\nworker_image=x\n", "-", "/here", "", ()).format == "dlc"
+
+
+def test_variables_are_texts_as_the_file_writes_them():
+    (job,) = order_of(job_file_of('script = "x"\nenv = { A = true, B = 1 }', "a.toml", "/here", "", ()), "a.toml").jobs
+    assert job.spec.env == (("A", "true"), ("B", "1"))
+
+
+def test_each_line_of_a_list_tells_all_that_is_wrong_with_it(tmp_path):
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["a"], "priority": "x", "hold": 3}\n{"command": ["a"]}\n{"comand": ["a"], "array": 3, "pull": "never"}\n')
+    with pytest.raises(BadInput, match="2 of 3 lines") as caught:
+        jobs_of_list(str(path))
+    said = [note.removeprefix(str(path)) for note in caught.value.__notes__]
+    assert len(said) == 5 and [one.split(" ")[0] for one in said] == [":1:", ":1:", ":3:", ":3:", ":3:"], said
+    path.write_text("\n")
+    with pytest.raises(BadInput, match="is empty"):
+        jobs_of_list(str(path))
+
+
+@pytest.mark.parametrize(("name", "text"), [case[:2] for case in (*ALL_WRONG, *WRONG)])
+def test_what_is_told_of_a_file_that_is_submitted_begins_with_what_is_wrong_with_its_keys(name, text):
+    with pytest.raises(BadInput) as caught:
+        read_text(text, name)
+    keys = {str(caught.value), *(note.partition(" (")[0] for note in getattr(caught.value, "__notes__", ()))}
+    told = {line.partition(" (")[0] for line in all_told(text, name)}
+    assert len(keys) <= len(told) and (name.endswith((".toml", ".json")) or len(keys) == len(told))

@@ -58,8 +58,10 @@ def test_every_field_of_a_job_has_its_keyword():
 
 
 def test_an_unknown_keyword_of_the_queue_is_told():
-    with pytest.raises(TypeError, match=r"unknown keyword .prioritty.; known are after, "):
+    with pytest.raises(TypeError, match=r"unknown keyword .prioritty.: did you mean priority\?"):
         make_job("host", ["true"], {}, prioritty=1)
+    with pytest.raises(TypeError, match=r"unknown keyword .zzz.; known are after, "):
+        make_job("host", ["true"], {}, zzz=1)
 
 
 def test_the_command_line_has_every_keyword_but_these():

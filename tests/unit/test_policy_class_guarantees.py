@@ -61,6 +61,11 @@ def test_what_is_not_within_the_guarantee_borrows(other):
     assert given(other, job(11, 1, "H100"), quotas=of(H100=1)).starts[0].job == 11
 
 
+def test_who_asks_for_any_is_within_a_class_of_all_whole_ones():
+    """Slices are none of what such a job may get."""
+    assert given(job(10, 1), running=ALL, quotas=of(whole=1)).preempts == [PreemptJob(9, 10)]
+
+
 def test_who_names_one_of_the_class_is_within_it():
     named = job(10, 1, devices=frozenset(("g0",)))
     assert given(named, running=ALL, quotas=of(H100=1)).preempts == [PreemptJob(7, 10)]
@@ -98,6 +103,13 @@ def test_any_pool_that_covers_a_job_is_enough():
     assert given(job(10, 2, "H100"), running=running, quotas=bobs).preempts == [PreemptJob(8, 10)]
 
 
+def test_a_covered_job_counts_in_the_class_of_which_it_has_some():
+    """Bob's pair is covered by what he is guaranteed of any, and its H100 uses up that of the class."""
+    quotas = Quotas(of("bob", general=2, H100=1).users | of("anna", H100=2).users)
+    running = [has(7, "g0", "g2", since=-90.0), has(8, "g1", since=-80.0)]
+    assert given(job(10, 1, "H100"), running=running, quotas=quotas).preempts == [PreemptJob(8, 10)]
+
+
 def test_nobody_ends_a_job_of_her_own_for_it():
     """Her job with one of each is borrowed, and has what her guarantee counts already."""
     running = [has(7, "g1", since=-90.0), has(8, "g0", "g2", user="anna", since=-80.0)]
@@ -111,6 +123,9 @@ def test_who_may_have_others_gets_those_first():
     assert given(job(1, 3, user="bob"), quotas=quotas).starts[0].gpus == ("g0", "g1", "g2")
     assert given(job(1, 2, "H100", "bob"), quotas=quotas).starts == [StartJob(1, ("g0", "g1"))]
     assert given(job(1, 2, user="bob")).starts == [StartJob(1, ("g0", "g1"))]
+    part = "H100,memory=60G"  # within the class another, of which somebody is guaranteed some, too
+    more = {"quotas": of(**{"H100": 2, part: 1}), "classes": CLASSES | {part: ("g0",)}}
+    assert given(job(1, 1, "H100", "bob"), **more).starts == [StartJob(1, ("g1",))]
 
 
 def test_a_class_has_a_weight_of_its_own():
@@ -129,6 +144,7 @@ def test_a_class_has_a_weight_of_its_own():
     waiting = [job(1, 2, "H100", "bob", groups=("one",)), job(2, 2, "H100", groups=("lab",))]
     had = {"user anna": 9.0, "user bob": 0.0, "group lab": 900.0, "group one": 200.0}
     assert given(*waiting, quotas=lab, usage=had).starts[0].job == 2
+    assert given(*waiting, quotas=lab, usage=had | {"group one": 50.0}).starts[0].job == 1
 
 
 # -- in any state

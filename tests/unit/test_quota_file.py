@@ -81,7 +81,7 @@ def test_a_limit_of_a_class(file):
     assert set_quota("user", "bin", {}, ["classes.H100"], file).after == {"jobs": 1}
     assert set_quota("user", "bin", {"classes.A100": 0}, (), file).after["classes"] == {"A100": 0}
     assert set_quota("user", "bin", {}, ["classes"], file).after == {"jobs": 1}
-    with pytest.raises(BadInput, match="a quota has no 'classes'"):
+    with pytest.raises(BadInput, match="'classes' does not say of which"):
         set_quota("user", "bin", {"classes": 1}, (), file)
     with pytest.raises(BadInput, match="is no class of GPUs"):
         set_quota("user", "bin", {"classes.a,b": 1}, (), file)
@@ -205,3 +205,36 @@ def test_a_guarantee_and_a_weight_of_a_class(file):
     with pytest.raises(BadInput) as caught:
         set_quota("user", "bin", {}, ["classes.A100.gurantee"], file)
     assert caught.value.hint == "did you mean classes.A100.guarantee?"
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "hint"),
+    [
+        ("classes", "a quota has a limit for each class, and 'classes' does not say of which", "classes.NAME=NUMBER"),
+        ("classes.1g.10gb.wait", "a class has no 'wait' in a quota", "did you mean classes.1g.10gb.weight?"),
+        ("classes.H100.", "'classes.H100.' does not say of which class", "classes.H100=2"),
+        ("classes.guarantee", "'classes.guarantee' does not say of which class", "classes.H100=2"),
+        ("classes.", "'classes.' does not say of which class", "classes.H100=2"),
+        ("classes.h100", "class 'h100' is the same as 'H100', of which the quota says something", "write H100"),
+        ("classes.H10O", "no GPU of this host is of class H10O", "dockless gpu list"),
+    ],
+)
+def test_slips_in_classes_are_not_written(file, monkeypatch, key, words, hint):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    text = "[quota.users]\nbin = { classes = { H100 = 2, A10O = 1 } }\n"
+    file.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        set_quota("user", "bin", {key: 2}, path=file)
+    assert words in str(caught.value) and hint in caught.value.hint and file.read_text() == text
+
+
+def test_classes_that_there_may_be(file, monkeypatch):
+    """Slices of a profile can be made later; what stands there already can be changed and taken out."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    file.write_text("[quota.users]\nbin = { classes = { A10O = 1 } }\n")
+    assert set_quota("user", "bin", {"classes.1g.10gb": 2, "classes.whole": 1, "classes.A10O": 2}, path=file).after["classes"] == {
+        "A10O": 2, "1g.10gb": 2, "whole": 1
+    }  # fmt: skip
+    assert "A10O" not in set_quota("user", "bin", {}, ["classes.A10O"], file).after["classes"]
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "0")
+    assert set_quota("user", "bin", {"classes.X1": 2}, path=file).after["classes"]["X1"] == 2

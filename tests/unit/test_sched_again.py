@@ -16,6 +16,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
+from dockless.sched.engine.admission.admitting import next_round
 from dockless.sched.engine.lifecycle import again
 from dockless.sched.engine.waiting import aside
 from dockless.sched.jobs import JobOptions, JobSpec
@@ -92,7 +93,7 @@ def test_a_time_limit_ends_also_who_was_to_be_requeued(tmp_path, launcher):
             box = await running_box(running, launcher, number, 1)
             box.send_stop = lambda: None
             for who in "ann", "root":
-                await again.ask(running, number, who, 100.0)
+                await again.ask(running, number, who, 100.0, next_round)
             asked = running.reader.execute("SELECT detail FROM events WHERE job=? AND event='requeue'", (number,)).fetchall()
             assert asked == [("by ann",)]
             box.end(Exit(None, 9, timed_out=True))
@@ -166,7 +167,7 @@ def test_a_job_that_is_requeued(tmp_path, launcher):
             box = await running_box(running, launcher, number, 1)
             (other,) = await running.submit(ROOT, [plain(gpus="2")], None)
             following = Answers(running).gone(running.entries[number])
-            await again.ask(running, number, "root", None)
+            await again.ask(running, number, "root", None, next_round)
             second = await running_box(running, launcher, number, 2)
             assert following.done() and box.said[0] == "stop" and "kill" not in box.said
             assert running.entries[number].job.options.requeue == "" and running.entries[other].job.state is State.PENDING
@@ -194,7 +195,7 @@ def test_one_that_is_requeued_while_it_is_being_started(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
             await until(lambda: running.entries[number].job.state is State.STARTING)
-            assert await again.ask(running, number, "root", 0.0) == number
+            assert await again.ask(running, number, "root", 0.0, next_round) == number
             go.set()
             box = await running_box(running, launcher, number, 2)
             assert tries(running, number) == [(1, "VOID", "requeued by root"), (2, "RUNNING", "")]
@@ -216,7 +217,7 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path, launcher):
             (number,) = await running.submit(caller, [plain(gpus="1", retries=2, begin=1.0, name="n")], None)
             (await running_box(running, launcher, number, 1)).end(Exit(0, None))
             await ended(running, number)
-            new = await again.ask(running, number, "root", None)
+            new = await again.ask(running, number, "root", None, next_round)
             box = await running_box(running, launcher, new, 1)
             job = running.entries[new].job
             assert new == number + 1 and (job.uid, job.name, job.gpus, job.options) == (1001, "n", "1", JobOptions(retries=2))
@@ -225,7 +226,7 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path, launcher):
             await ended(running, new)
             await running.write(lambda db: queue.shed(db, 1001, 0))
             with pytest.raises(Refused, match=f"job {new} has ended, and what it asked for is not kept any more"):
-                await again.ask(running, new, "root", None)
+                await again.ask(running, new, "root", None, next_round)
 
     asyncio.run(play())
 
@@ -237,7 +238,7 @@ def test_a_job_of_an_array_keeps_its_place_in_it(tmp_path, launcher):
             for number in ids:
                 (await running_box(running, launcher, number, 1)).end(Exit(1, None))
                 await ended(running, number)
-            new = await again.ask(running, ids[1], "root", None)
+            new = await again.ask(running, ids[1], "root", None, next_round)
             box = await running_box(running, launcher, new, 1)
             job = running.entries[new].job
             assert (job.array, job.index, job.options.array_limit) == (ids[0], 1, 2)
@@ -256,10 +257,10 @@ def test_nobody_can_ask_for_attempts_without_end(tmp_path, launcher, monkeypatch
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain()], None)
             await running_box(running, launcher, number, 1)
-            await again.ask(running, number, "root", None)
+            await again.ask(running, number, "root", None, next_round)
             box = await running_box(running, launcher, number, 2)
             with pytest.raises(Refused, match="has had 2 attempts"):
-                await again.ask(running, number, "root", None)
+                await again.ask(running, number, "root", None, next_round)
             box.end(Exit(0, None))
             assert (await ended(running, number)).state is State.COMPLETED
 
@@ -309,7 +310,7 @@ def test_a_cancel_ends_it_for_good(tmp_path, launcher):
             await running.cancel(first, "root", None)
             assert (await ended(running, first)).state is State.CANCELLED
             box.send_stop = lambda: None  # it takes its time
-            await again.ask(running, second, "root", 60.0)
+            await again.ask(running, second, "root", 60.0, next_round)
             await running.cancel(second, "root", 60.0)
             box.end(Exit(None, 15))
             assert (await ended(running, second)).state is State.CANCELLED
@@ -329,7 +330,7 @@ def test_a_wish_that_cannot_be_written_ends_nothing(tmp_path, launcher):
 
             running.write = refused
             with pytest.raises(SchedError, match="planted"):
-                await again.ask(running, number, "root", None)
+                await again.ask(running, number, "root", None, next_round)
             running.write = write
             assert box.said == [] and running.entries[number].job.options.requeue == ""
             box.end(Exit(0, None))

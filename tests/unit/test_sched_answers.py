@@ -816,11 +816,18 @@ def test_what_happened_to_a_job(tmp_path, monkeypatch):
         await until(lambda: desk.engine.entries[number].job.attempt == 2)
         await desk.runs(number)
         before = await told()
-        assert before[4:] == [("ended", 1, "requeued by ann"), ("requeue", 0, "requeued by ann"), ("start", 2, gpu), ("running", 2, "")]
-        desk.engine.launcher.boxes[desk.engine.name(number, 2)].end(Exit(3, None))
+        again = [("requeue", 0, "by ann"), ("ended", 1, "requeued by ann"), ("requeue", 0, "requeued by ann")]
+        assert before[4:] == [*again, ("start", 2, gpu), ("running", 2, "")]
+        await desk(ANN, lambda queue: queue.requeue(number))
+        await until(lambda: desk.engine.entries[number].job.attempt == 3)
+        await desk.runs(number)
+        again = [("requeue", 0, "by ann"), ("ended", 2, "requeued by ann"), ("requeue", 0, "requeued by ann")]
+        assert (await told())[len(before) :] == [*again, ("start", 3, gpu), ("running", 3, "")]
+        before = await told()
+        desk.engine.launcher.boxes[desk.engine.name(number, 3)].end(Exit(3, None))
         await desk(ANN, lambda queue: queue.wait(number, timeout=DEADLINE))
         whole = await told(0)
-        assert whole == [*before, ("ended", 2, "exit code 3"), ("failed", 0, "exit code 3")]
+        assert whole == [*before, ("ended", 3, "exit code 3"), ("failed", 0, "exit code 3")]
         said = await desk.refused(NotPermitted, BEN, lambda queue: queue.events(number))
         assert "belongs to ann" in said
         await desk.refused(UnknownJob, 0, lambda queue: queue.events(99))

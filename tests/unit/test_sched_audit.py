@@ -47,7 +47,7 @@ def test_who_asked_for_what(tmp_path):
 
 
 def test_what_an_administrator_reads_of_others(tmp_path):
-    """What another's job wrote or asked for is written down, one's own is not; settings that changed by their keys alone."""
+    """What another's job wrote, asked for and went through is written down, one's own is not; settings that changed by their keys alone."""
 
     async def story(desk):
         await desk.submit(ANN, SECRET)
@@ -55,6 +55,7 @@ def test_what_an_administrator_reads_of_others(tmp_path):
         for who in (ANN, 0):
             await desk(who, lambda queue: [*queue.logs(1)])
             await desk(who, lambda queue: queue.spec(1))
+            await desk(who, lambda queue: queue.events(1))
         await desk.refused(NotPermitted, BEN, lambda queue: [*queue.logs(1)])
         for text in ("", "[quota]\ndefault = 2\n[quota.users]\nann = 7\n[queue]\nkeep_days = 3\n"):
             paths.config_file().write_text(text)
@@ -68,6 +69,7 @@ def test_what_an_administrator_reads_of_others(tmp_path):
         "uid=1001 user=ann op=submit jobs=1 ok",
         "uid=0 user=root op=logs jobs=1 ok",
         "uid=0 user=root op=spec jobs=1 ok",
+        "uid=0 user=root op=events jobs=1 ok",
         "uid=0 user=root op=reload ok",
         "uid=0 user=root op=reload changed=queue.keep_days,quota.default,quota.users.ann ok",
     ]

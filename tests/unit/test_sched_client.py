@@ -342,7 +342,9 @@ def test_a_job_travels_with_its_disks_by_their_numbers(monkeypatch):
     monkeypatch.setattr(Limits, "by_number", lambda self: Limits(io_max=(IoMax("8:0", rbps=5),)))
     asked = []
     queue = Client("/x")
-    monkeypatch.setattr(queue, "_answered", lambda op, line: asked.append((op, protocol.decode(line))) or {"ids": [1]})
+    monkeypatch.setattr(queue, "_open", lambda: None)
+    monkeypatch.setattr(queue, "_send_line", lambda op, line: asked.append((op, protocol.decode(line))))
+    monkeypatch.setattr(queue, "_receive", lambda timeout: {"ids": [1]})
     queue.submit(JobSpec(Spec(argv=("a",), limits=Limits(io_max=(IoMax("/data", rbps=5),)))))
     spec = {"argv": ["a"], "limits": {"io_max": [{"target": "8:0", "rbps": 5}]}}
     assert asked == [("submit", {"v": 1, "op": "submit", "jobs": [{"spec": spec}]})]

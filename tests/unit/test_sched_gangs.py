@@ -22,6 +22,7 @@ from dockless.sched import clock, roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import queue_state, stopping
+from dockless.sched.engine.admission.admitting import next_round
 from dockless.sched.engine.gpus import draining
 from dockless.sched.engine.lifecycle import again, ending, gangs, preempting, starting
 from dockless.sched.engine.waiting import holding
@@ -537,7 +538,7 @@ def test_a_cancel_while_they_are_put_back_ends_them_all(tmp_path, launcher, monk
         numbers, (one, two) = await started(running, launcher, plain("a"), plain("b"))
         for box in (one, two):
             box.send_stop = lambda: None
-        await again.ask(running, numbers[0], "root", 1000.0)
+        await again.ask(running, numbers[0], "root", 1000.0, next_round)
         surely = running.write_surely
 
         async def write(change, *more):
@@ -558,7 +559,7 @@ def test_who_was_told_to_end_was_told_so_in_that_attempt_alone(tmp_path, launche
     async def story(running):
         numbers, found = await started(running, launcher, plain("a"), plain("b", min_failed=0))
         found[1].send_stop = lambda: found[1].said.append("stop")
-        await again.ask(running, numbers[0], "root", 1000.0)
+        await again.ask(running, numbers[0], "root", 1000.0, next_round)
         await until(lambda: running.entries[numbers[0]].silent and "stop" in found[1].said)
         found[1].end(Exit(None, 15))
         one, two = await boxes(running, launcher, numbers, 2)
@@ -581,7 +582,7 @@ def test_their_user_weighs_less_when_they_wait_again(tmp_path, launcher, monkeyp
         numbers, _ = await started(running, launcher, plain("a"), plain("b"))
         assert weight.read_text() == "200"
         running.drained[draining.HOST] = "for good"
-        await again.ask(running, numbers[0], "root", 1000.0)
+        await again.ask(running, numbers[0], "root", 1000.0, next_round)
         await until(lambda: weight.read_text() == "10")
 
     play(tmp_path, launcher, story, Config(cores=2, cores_per_job=1))
@@ -594,7 +595,7 @@ def test_what_ended_is_not_held_when_it_is_submitted_again(tmp_path, launcher):
         for box in await boxes(running, launcher, numbers):
             box.end(Exit(0, None))
         await ended(running, numbers)
-        first = await again.ask(running, numbers[1], "root", None)
+        first = await again.ask(running, numbers[1], "root", None, next_round)
         for box in await boxes(running, launcher, [first, first + 1]):
             box.end(Exit(0, None))
 
@@ -654,6 +655,8 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
         chief.send_stop = lambda: None  # it has ended, whoever tells it to
         await until(lambda: "stop" in ps.said)
         assert queries.job(running.reader, numbers[0]).options.ending == "done"
+        (event,) = [one for one in queries.events(running.reader, numbers[0], 100) if one[1] == "ending"]
+        assert event[3] == "enough of a role have succeeded"
         return numbers, ps
 
     numbers, ps = play(tmp_path, launcher, before)

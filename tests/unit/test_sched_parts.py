@@ -9,10 +9,13 @@ import pytest
 from support.desk import ANN, BEN, play
 from support.stand_in import until
 
+from dockless.cli import main
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
+from dockless.sched.engine.admission import parts as parts_of_submits
+from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.wire import in_parts, protocol
 
 
@@ -42,6 +45,19 @@ def test_many_jobs_are_one_transaction(tmp_path):
         assert len(told) > 10 and told == sorted(told) and told[-1] == (100, 100) and {of for _, of in told} == {100}
         assert desk.engine.per_user.jobs == {ANN: 100}
         assert await desk(ANN, lambda queue: queue.submit_many(jobs(3))) == [101, 102, 103]
+
+    play(tmp_path, story)
+
+
+def test_short_ones_of_many_values_come_in_parts_too(tmp_path, monkeypatch):
+    """They would fit into a request, and would be too much to be decoded at once."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+    monkeypatch.setattr(protocol, "MAX_PARTS", 60)
+
+    async def story(desk):
+        told = []
+        assert await desk(ANN, lambda queue: queue.submit_many(jobs(40), progress=lambda sent, of: told.append(sent))) == [*range(1, 41)]
+        assert len(told) > 1 and told[-1] == 40
 
     play(tmp_path, story)
 
@@ -106,7 +122,7 @@ def test_parts_count_as_jobs_until_their_connection_ends(tmp_path):
 
 
 def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_parts, "KEPT_FOR", 0.05)
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.05)
 
     async def story(desk):
         desk.who = ANN
@@ -116,6 +132,109 @@ def test_parts_that_are_left_are_dropped_after_a_while(tmp_path, monkeypatch):
         assert (await ask(silent, protocol.encode({"v": 1, "op": "ping"})))["ok"]  # who keeps nothing here may be silent
         for one in (connection, silent):
             one[1].close()
+
+    play(tmp_path, story)
+
+
+PING = protocol.encode({"v": 1, "op": "ping"})
+
+
+def test_other_requests_do_not_keep_them(tmp_path, monkeypatch):
+    """Neither many nor one that goes on for long."""
+    monkeypatch.setattr(parts_of_submits, "KEPT_FOR", 0.2)
+
+    async def story(desk):
+        held = await desk.submit(ANN, *jobs(1))
+        desk.who = ANN
+        busy, waiting = [await asyncio.open_unix_connection(desk.path) for _ in range(2)]
+        for one in (busy, waiting):
+            assert await ask(one, part(2, 4)) == {"ok": True, "kept": 2}
+        waiting[1].write(protocol.encode({"v": 1, "op": "wait", "jobs": held}))
+
+        async def pings():
+            while True:
+                await ask(busy, PING)
+
+        with pytest.raises((BadInput, ConnectionError)):
+            await asyncio.wait_for(pings(), 20)
+        assert await asyncio.wait_for(waiting[0].read(), 20) == b""
+        await until(lambda: desk.engine.per_user.jobs == {ANN: 1} and not desk.engine.per_user.submitting)
+        for one in (busy, waiting):
+            one[1].close()
+
+    play(tmp_path, story)
+
+
+def test_more_parts_do_not_keep_them_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_of_submits, "KEPT_AT_MOST", 0.3)
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+
+        async def more():
+            kept = 0
+            while True:
+                said = await ask(connection, part(1, 9000))
+                kept += 1
+                assert said == {"ok": True, "kept": kept}
+                await asyncio.sleep(0.02)
+
+        with pytest.raises((BadInput, ConnectionError)):
+            await asyncio.wait_for(more(), 20)
+        await until(lambda: not desk.engine.per_user.jobs and not desk.engine.per_user.size)
+        connection[1].close()
+
+    play(tmp_path, story, Config(per_user=10_000))
+
+
+def test_quotas_say_who_has_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+
+    async def story(desk):
+        await desk.submit(ANN, *jobs(1))
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+        ann, vision = await desk(BEN, lambda queue: queue.quotas())
+        for one in (ann, vision):
+            assert (one.in_queue, one.submitting, one.queued) == (3, 2, None if one is ann else 8)
+        assert await desk(BEN, lambda _: main(["quota", "show"])) == 0
+        rows = [line.split("  ")[-1].strip() for line in capfd.readouterr().out.splitlines()]
+        assert rows == ["QUEUED", "3 (2 being submitted)", "3 of 8 (2 being submitted)"]
+        connection[1].close()
+
+    play(tmp_path, story, Config(Quotas(groups={"vision": Quota(queued=8)})))
+
+
+@pytest.mark.parametrize(
+    "wrong", [part(1, 4).replace(b'"of":4', b'"of":true'), b"{garbage\n", protocol.encode({"v": 1, "op": "what"})], ids=["of", "json", "op"]
+)
+def test_any_error_drops_them(tmp_path, wrong):
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert (await ask(connection, part(2, 4)))["ok"] and desk.engine.per_user.jobs
+        assert not (await ask(connection, wrong))["ok"]
+        assert not desk.engine.per_user.jobs
+        assert "0 jobs came of 4" in (await ask(connection, END))["error"]["message"]
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("kept", [2, 4])
+def test_a_request_behind_their_end_is_answered(tmp_path, kept):
+    """Also where that end is refused."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        assert await ask(connection, part(kept, 4)) == {"ok": True, "kept": kept}
+        assert (await ask(connection, END + PING))["ok"] is (kept == 4)
+        assert "daemon" in protocol.decode(await asyncio.wait_for(connection[0].readline(), 20))
+        assert len(in_queue(desk)) == (4 if kept == 4 else 0)
+        connection[1].close()
 
     play(tmp_path, story)
 
@@ -133,6 +252,23 @@ def test_an_end_without_all_parts_queues_nothing(tmp_path, parts):
         for line in (part(3, 2), part(1, 1).replace(b'"of":1,', b""), part(1, 1).replace(b'"of":1,', b'"of":0,')):
             assert (await ask(connection, line))["error"]["code"] == "bad_input"
         assert not desk.engine.per_user.jobs
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
+    """Whoever goes on all the same queues no half of it."""
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for wrong in (part(3, 4), part(1, 4).replace(b'"gpus":"1"', b'"gpus":"99"'), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')):
+            assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
+            assert (await ask(connection, wrong))["error"]["code"] in ("bad_input", "not_enough_gpus")
+            assert not desk.engine.per_user.jobs and not desk.engine.per_user.size
+        said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
+        assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
         connection[1].close()
 
     play(tmp_path, story)
@@ -226,11 +362,74 @@ def test_an_interrupt_says_what_became_of_them(tmp_path, monkeypatch, when, text
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("submit", "text"),
+    [
+        (lambda queue: queue.submit_many(jobs(1)), "the interrupt came too late: the job is queued, as 1"),
+        (lambda queue: queue.submit_many(jobs(2)), "the interrupt came too late: the jobs are queued, from job 1 on"),
+        (lambda queue: queue.submit_array(jobs(1)[0], 3), "the interrupt came too late: the jobs are queued, from job 1 on"),
+        (lambda queue: queue.submit_many(jobs(2, after=("ok:99",))), "none of the jobs was queued"),
+    ],
+)
+def test_an_interrupt_of_one_request_says_what_became_of_it(tmp_path, monkeypatch, submit, text):
+    async def story(desk):
+        def work(queue):
+            receive, timeouts = queue._receive, []
+
+            def interrupted(timeout):
+                timeouts.append(timeout)
+                if len(timeouts) == 1:
+                    raise KeyboardInterrupt
+                return receive(timeout)
+
+            monkeypatch.setattr(queue, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                submit(queue)
+            assert min(timeouts) > queue.timeout  # the more jobs, the longer
+            return str(caught.value)
+
+        assert await desk(ANN, work) == text
+        assert bool(in_queue(desk)) == ("too late" in text)
+
+    play(tmp_path, story)
+
+
+def test_without_an_answer_they_may_be_in_the_queue(tmp_path, monkeypatch):
+    async def story(desk):
+        disk = threading.Event()
+        waiting = desk.engine.write(lambda db: disk.wait(30))
+
+        def work(queue):
+            queue.timeout = 0.05
+            with pytest.raises(DaemonUnavailable) as caught:
+                queue.submit_many(jobs(2))
+            return caught.value.hint
+
+        assert "may be in the queue: look with `dockless queue`" in await desk(ANN, work)
+        disk.set()
+        await waiting
+        await until(lambda: in_queue(desk))
+
+    play(tmp_path, story)
+
+
+def test_an_interrupt_before_anything_is_sent_says_so(tmp_path, monkeypatch):
+    from dockless.sched.wire import client
+
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_plain", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
+        client.Client(tmp_path / "no").submit_many(jobs(2))
+
+
 def test_an_older_daemon_takes_none_of_them(tmp_path, monkeypatch):
     async def story(desk):
         monkeypatch.setattr(in_parts, "is_one", lambda request: False)
-        said = await desk.refused(BadInput, ANN, lambda queue: queue.submit_many(jobs(40)))
-        assert "unknown operation 'part'" in said and in_queue(desk) == []
+        with pytest.raises(BadInput, match="unknown operation 'part'") as caught:
+            await desk(ANN, lambda queue: queue.submit_many(jobs(40)))
+        assert "restart it, or submit a shorter list" in caught.value.hint and in_queue(desk) == []
 
     play(tmp_path, story)
 

@@ -10,6 +10,7 @@ from support.quotas import limits
 
 from dockless.cli import main
 from dockless.errors import BadInput, NotEnoughGpus, NotPermitted, Refused
+from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.spec import Spec
 from dockless.sched import ClassInfo, JobSpec, QuotaInfo
 from dockless.sched.config import Config
@@ -35,21 +36,35 @@ def test_who_has_what(tmp_path, monkeypatch, capfd):
             await desk.runs(number)
         found = await desk(BEN, lambda queue: queue.quotas())
         ann, ben, zoe, empty, vision = found
-        assert ann == QuotaInfo("user", "ann", 1, 2, 1, 2, limit=1, guarantee=1, jobs=5, queued=9)
-        assert ben == QuotaInfo("user", "ben", waiting=1) and zoe == QuotaInfo("user", "zoe", limit=3)
+        assert ann == QuotaInfo("user", "ann", 1, 2, 1, 2, limit=1, guarantee=1, jobs=5, queued=9, in_queue=4)
+        assert ben == QuotaInfo("user", "ben", waiting=1, in_queue=1) and zoe == QuotaInfo("user", "zoe", limit=3)
         assert empty == QuotaInfo("group", "empty", limit=1)
-        assert vision == QuotaInfo("group", "vision", 1, 2, 1, 2, limit=2, weight=4)
+        assert vision == QuotaInfo("group", "vision", 1, 2, 1, 2, limit=2, weight=4, in_queue=4)
         assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
         rows = [line.split("  ") for line in capfd.readouterr().out.splitlines()]
         assert [[cell.strip() for cell in row if cell.strip()] for row in rows[:3]] == [
-            ["QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"],
-            ["user ann", "1 of 1", "1", "-", "2 of 5", "1", "2", "9"],
-            ["user ben", "0", "-", "-", "0", "0", "1", "-"],
+            ["QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "QUEUED"],
+            ["user ann", "1 of 1", "1", "-", "2 of 5", "1", "2", "4 of 9"],
+            ["user ben", "0", "-", "-", "0", "0", "1", "1"],
         ]
         assert await desk(ANN, lambda _: main(["quota", "show", "--json"])) == 0
         assert json.loads(capfd.readouterr().out) == [one.as_dict() for one in found]
 
     play(tmp_path, story, CONFIG)
+
+
+def test_what_is_leased_at_this_moment_without_the_queue_counts(tmp_path, monkeypatch):
+    """Also where no job waits, so that nobody else looks."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(desk):
+        await desk(ANN, lambda queue: queue.quotas())
+        with lease.lease(gpu.parse_request("device=1")):
+            found = await desk(ANN, lambda queue: queue.quotas())
+            assert [(one.gpus, one.running) for one in found if one.gpus] == [(1, 0)]
+        assert not any(one.gpus for one in await desk(ANN, lambda queue: queue.quotas()))
+
+    play(tmp_path, story)
 
 
 def test_of_a_class(tmp_path, monkeypatch, capfd):
@@ -138,3 +153,15 @@ def test_settings_that_are_read_again_hold_at_once(tmp_path, home, monkeypatch):
         assert desk.engine.config.order == "fair"
 
     play(tmp_path, story)
+
+
+def test_a_class_of_which_there_is_no_gpu_is_in_the_log(tmp_path, home, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+
+    async def story(desk):
+        (home / "dockless.toml").write_text("[quota]\ndefault = { classes = { whole = 1, H10O = 1 } }\n")
+        await desk(0, lambda queue: queue.reload())
+
+    play(tmp_path, story)
+    told = [line for line in capfd.readouterr().err.splitlines() if "no GPU of this host" in line]
+    assert len(told) == 1 and told[0].endswith("dockless.toml:2: quota.default.classes.H10O: no GPU of this host is of class H10O")

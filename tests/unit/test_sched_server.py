@@ -363,9 +363,14 @@ def test_silent_ones_of_anybody_make_room_for_who_has_few(tmp_path, monkeypatch)
         bens = [(await _open(desk, BEN))[0] for _ in range(5)]
         first, said = await _open(desk, ANN)
         assert said["ok"] and await _reads(desk, bens[0]) == b"" and await root[0].read(0) == b""
+        second, said = await _open(desk, ANN)
+        assert said["ok"] and await _reads(desk, bens[1]) == b""
+        third, said = await _open(desk, ANN)  # two are few, and for more her own make room
+        assert said["ok"] and await _reads(desk, first) == b""
+        await until(lambda: desk.server._connections == {0: 1, BEN: 3, ANN: 2})
         root[1].write(PING)
         assert server.decode(await root[0].readline())["ok"]
-        for connection in (root, *bens, first):
+        for connection in (root, *bens, first, second, third):
             connection[1].close()
 
     play(tmp_path, story)

@@ -79,6 +79,9 @@ def test_of_a_shared_gpu_each_job_has_what_its_own_programs_compute(tmp_path, no
         top = await desk(ANN, lambda queue: queue.top())
         assert top.gpus[at].busy == 0.9 and {row.job: row.busy for row in top.jobs} == {one: 0.2, two: 0.0}
         assert {program.pid: program.busy for program in top.gpus[at].programs} == {1: 0.0, os.getpid(): 0.2}
+        now.write_text(now.read_text() + f"computes {at} 1 60\n")  # as a server of MPS does for its clients, whoever they are
+        top = await desk(ANN, lambda queue: queue.top())
+        assert {row.job: row.busy for row in top.jobs} == {one: 0.2, two: None}
 
     play(tmp_path, story, Config(share="user"))
 

@@ -64,7 +64,7 @@ def test_the_ends_of_others(tmp_path):
         assert hours(found.starts_in) == 3.0 and found.earlier == ("submitted again without --after",) and not found.endless
         found = await why(desk, ANN, behind)
         assert (found.rule, seen(found.awaited), found.starts_in) == ("singleton", [(held, "PENDING", None)], None)
-        assert found.earlier == (f"after `dockless release {held}`, as it waits for what is held",)
+        assert found.earlier == (f"after `dockless release {held}`, for it waits for what is held",)
         (third,) = await desk.submit(ANN, job(after=(f"any:{endless}", f"any:{second}")))
         found = await why(desk, ANN, third)
         assert (found.starts_in, found.endless) == (None, (endless,))
@@ -79,7 +79,7 @@ def test_a_pause_before_a_retry(tmp_path):
         entry.show(options=replace(entry.job.options, tried=1, retry_at=time.time() + 7200))
         found = await why(desk, ANN, number)
         assert (found.rule, hours(found.starts_in)) == ("retry", 2.0) and found.reason.startswith("retry 1 of 3 begins at 2")
-        assert found.earlier == ("submitted again: a new job waits for no pause",)
+        assert found.earlier == ("submitted again: a new job has no pause before it",)
 
     play(tmp_path, story)
 
@@ -104,6 +104,8 @@ def test_the_limit_of_an_array(tmp_path):
         }  # fmt: skip
         found = await why(desk, BEN, other)
         assert (found.at_latest, hours(found.starts_in)) == (False, 5.0), "those of the array come before it"
+        users = {row.user: row for row in (await desk(0, lambda queue: queue.top())).users}
+        assert (users["ben"].next, users["ben"].place, users["ben"].starts_in) == (other, 1, None)
         await desk(ANN, lambda queue: queue.hold(numbers[2]))
         await desk(ANN, lambda queue: queue.cancel(numbers[1]))
         rows = {row.id: (row.place, hours(row.starts_in)) for row in await desk(0, lambda queue: queue.queue())}

@@ -23,7 +23,7 @@ from dockless.sched.policy import quotas
 from dockless.sched.policy.supplies import Supply
 
 WEEKLY = "[reservations.ml]\ngpus = 1\nusers = ['anna']\nstart = 'Mon 10:00'\nduration = '2h'\n"
-CLASSES = {"1g.10gb": 2, "H100": 0, "A100": {"limit": 4, "guarantee": 2, "weight": 3}}
+CLASSES = {"1g.10gb": 2, "H100": 0, "A100": {"limit": 4, "guarantee": 3, "weight": 3}}
 SOUND = """# all of it
 [images]
 max_size = "1.5G"
@@ -38,7 +38,7 @@ weight = 2
 limit = 3
 jobs = 20
 cpu_jobs = 8
-classes = { "1g.10gb" = 2, H100 = 0, A100 = { limit = 4, guarantee = 2, weight = 3 } }
+classes = { "1g.10gb" = 2, H100 = 0, A100 = { limit = 4, guarantee = 3, weight = 3 } }
 [quota.groups]
 vision = 6
 [reservations.ml101]

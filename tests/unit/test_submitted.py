@@ -30,7 +30,7 @@ def asked(monkeypatch):
         def ping(self):
             return DAEMON
 
-        def submit_many(self, jobs):
+        def submit_many(self, jobs, progress=None):
             asked.extend(jobs)
             return [7 + at for at in range(len(jobs))]
 
@@ -124,14 +124,45 @@ def test_arrays_and_job_files_from_python(asked, tmp_path, monkeypatch):
     path.write_text("name = 'n'\narray = 3\ncommand = ['a']\n")
     assert submit_file(path) == [Submitted(7), Submitted(8), Submitted(9)] and asked.pop() == (0, ("a",))
     assert len(submit_file(path, array="0-1%1", name="m")) == 2 and asked.pop() == (1, ("a",))
+    path.write_text("array = '2%1'\n[roles.a]\ncommand = ['a']\n")  # each of them alone
+    assert submit_file(path) == [Submitted(7), Submitted(8)] and asked.pop() == (1, ("a",))
     path.write_text("name = 'n'\ncommand = ['a']\n")
     assert submit_file(str(path), name="other", time_limit="1m", retries=2) == [Submitted(7)]
     assert asked.pop() == make_job("host", ["a"], {}, name="other", time_limit=60, retries=2)
+    monkeypatch.chdir(tmp_path)
+    path.with_name("-").write_text("command = ['dash']\n")  # from Python it is a file like any other
+    assert submit_file("-") == [Submitted(7)] and asked.pop().spec.argv == ("dash",)
     assert submit_file(text="[roles.a]\ncount = 2\nscript = 'true'\n[roles.master]\nscript = 'true'\n") == [Submitted(n) for n in (7, 8, 9)]
     assert asked.pop() == ["master", "a", "a"]
     assert asyncio.run(aio.submit_file(path)) == [aio.Submitted(7)]
     assert asyncio.run(aio.submit(["a"], array=2)) == [aio.Submitted(7), aio.Submitted(8)]
     assert asyncio.run(aio.submit(["a"])) == aio.Submitted(7)
+
+
+def test_keywords_of_submit_are_those_of_the_queue_too(asked):
+    with pytest.raises(TypeError, match=r"unknown keyword 'time_limt': did you mean time_limit\?"):
+        submit(["a"], time_limt="1h")
+    with pytest.raises(TypeError, match=r"unknown keyword 'zzz'; known are .*memory.*time_limit"):
+        submit(["a"], zzz=1)
+
+
+def test_arguments_and_texts_of_a_job_file_are_checked(asked, tmp_path):
+    with pytest.raises(BadInput, match="arguments is one text, 'abc', not a list"):
+        submit_file(text="#!/bin/sh\ntrue\n", format="sbatch", arguments="abc")
+    with pytest.raises(BadInput, match=r"text is b'#!/bin/sh', not a text"):
+        submit_file(text=b"#!/bin/sh")
+    with pytest.raises(BadInput) as caught:
+        submit_file(text="[roles.a]\nscript = 'x'\n[roles.b]\nscript = 'x'", priority="x")
+    assert not getattr(caught.value, "__notes__", ())
+
+
+def test_a_note_of_a_job_file_names_the_line_that_submits_it(asked):
+    async def awaited():
+        await aio.submit_file(text="script = 'x'\n[roles.a]\nscript = 'y'\n")
+
+    with pytest.warns(UserWarning, match="script: has no effect") as caught:
+        asyncio.run(awaited())
+    assert {one.filename for one in caught} == {__file__}
 
 
 def test_what_a_job_file_from_python_is_refused_for(asked, tmp_path):

@@ -1,52 +1,49 @@
-"""What a submit asks for, job by job, as it will be queued; also of a submit that comes in parts."""
+"""What a submit asks for, job by job, as it will be queued."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Sequence
 
 from dockless.base.dataclass import replace
 from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any
-from dockless.errors import BadInput, DocklessError, Refused, SchedError
+from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
-from dockless.sched.engine.admission.per_user import taken
-from dockless.sched.engine.entry import just_submitted
 from dockless.sched.engine.waiting.aside import name_whole_arrays, refuse_unknown
 from dockless.sched.jobs import JobSpec
-from dockless.sched.store import queue
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from dockless.sched.engine.engine import Engine
 
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
-SHOWN_AT_ONCE = 500
-"""Jobs that are on disk and come into memory before somebody else's turn."""
+
+
+async def next_round() -> None:
+    """The turn of whoever does something for nobody in particular."""
+    await asyncio.sleep(0)
 
 
 async def admitted(
     engine: Engine,
     caller: Caller,
     specs: Sequence[Any],
+    turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
     place: tuple[int, int] = (0, 0),
     gang: bool = False,
     before: int = 0,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises what is wrong with one. ``array``, ``place``, ``gang``: as in ``Engine.submit``;
-    ``before``: how many jobs of the same submit have been here."""
+    """The jobs, given as plain JSON values. Raises what is wrong with one. ``turn``, ``array``, ``place``, ``gang``: as in
+    ``Engine.submit``; ``before``: how many jobs of the same submit have been here."""
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
         if index % AT_A_TIME == AT_A_TIME - 1:
-            await asyncio.sleep(0)  # others have requests, too
+            await turn()
         try:
             asked = read(JobSpec, plain, "job")
             if gang and len(specs) > 1:
@@ -63,77 +60,5 @@ async def admitted(
         new = gang_admission.admitted(engine, caller, new)
     elif any(job.options.role for job in new):
         raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
-    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after})
+    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after}, turn)
     return name_whole_arrays(engine, new)
-
-
-class Parts:
-    """The parts of one submit that have come so far. They count as jobs in the queue, so that what is kept of a user, all connections
-    together, is never more than she may have there."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._counted = ExitStack()
-        self._new: list[NewJob] = []
-        self._given_up = False
-        self._config = engine.config
-
-    def __len__(self) -> int:
-        return len(self._new)
-
-    def close(self) -> None:
-        """Keep nothing of it."""
-        self._new = []
-        self._counted.close()
-
-    def give_up(self) -> None:
-        """Whoever submits wants it no more: unless it is on disk already, ``submit`` queues nothing."""
-        self._given_up = True
-
-    async def add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
-        """The next jobs of ``of``. After an error nothing is kept."""
-        try:
-            await self._add(caller, specs, of)
-        except BaseException:
-            self.close()
-            raise
-
-    async def _add(self, caller: Caller, specs: Sequence[Any], of: int) -> None:
-        engine, before = self._engine, len(self)
-        self._config = self._config if before else engine.config
-        if before + len(specs) > of:
-            raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
-        engine.admission.refuse_too_many(caller, engine.per_user, of - before)
-        with engine.per_user.coming(caller.uid, len(specs), 0):
-            new = await admitted(engine, caller, specs, before=before)
-            size = sum(taken(len(job.spec), job.options) for job in new)
-            engine.admission.refuse_too_large(caller, engine.per_user, size)
-        self._counted.enter_context(engine.per_user.coming(caller.uid, len(new), size))
-        self._new += new
-
-    async def submit(self, of: int) -> list[int]:
-        """Queue them in one transaction: their numbers, in order. Nothing is kept afterwards, whatever comes of it."""
-        engine, new = self._engine, self._new
-        try:
-            if len(new) != of:
-                raise BadInput(f"{len(new)} jobs came of {of}, so none was queued", subject="of", hint="submit them again")
-            if engine.config is not self._config:  # by which the first of them were judged
-                raise Refused("the settings were read again meanwhile, so none was queued", subject="submit", hint="submit them again")
-            if engine.closing:
-                raise SchedError("the daemon is ending", hint="try again when it is back")
-            now = time.time()
-
-            def insert(db: sqlite3.Connection) -> list[int]:
-                ids = queue.insert(db, new, False, now)
-                if self._given_up:
-                    raise Refused("the client went away before its jobs were on disk, so none was queued", subject="submit")
-                return ids
-
-            ids: list[int] = await engine.write(insert)
-            for start in range(0, of, SHOWN_AT_ONCE):
-                end = start + SHOWN_AT_ONCE
-                engine.show_submitted(just_submitted(ids[start:end], new[start:end], now, False))
-                await asyncio.sleep(0)
-            return ids
-        finally:
-            self.close()

@@ -1,4 +1,4 @@
-"""Which quotas GPUs exceed that somebody has leased outside the queue: who leases them asks, and gives them back."""
+"""Which quotas are exceeded by GPUs that somebody has just leased outside the queue. Who leases them asks, and gives them back then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def exceeded(engine: Engine, uid: int, leased: Collection[str]) -> list[Exceeded]:
-    """Of the user with that id, who has these GPUs now; none of what the host does not have, or what another has."""
+    """Quotas of this user and of her groups. Of the GPUs ``leased`` those count that she has now: none that another has, or nobody."""
     await engine.gpus.see_leases()
     user, groups = engine.callers.quota_of(uid)
     others = queue_state.others(engine)

@@ -20,11 +20,13 @@ def taken(spec_size: int, options: JobOptions) -> int:
 
 
 class PerUser:
-    """``jobs`` and ``size`` (characters of their specs as JSON, and ``DEPENDENCY``) by user id. The jobs of an array share one spec."""
+    """``jobs`` and ``size`` (characters of their specs as JSON, and ``DEPENDENCY``) by user id; ``submitting``: those of the jobs that are
+    parts of a submit without its end. The jobs of an array share one spec."""
 
     def __init__(self) -> None:
         self.jobs: Counter[int] = Counter()
         self.size: Counter[int] = Counter()
+        self.submitting: Counter[int] = Counter()
         self._of_spec: Counter[int] = Counter()
 
     def enter(self, live: Live) -> None:
@@ -64,6 +66,16 @@ class PerUser:
         finally:
             self._less(self.jobs, uid, jobs)
             self._less(self.size, uid, size)
+
+    @contextlib.contextmanager
+    def in_parts(self, uid: int, jobs: int, size: int) -> Iterator[None]:
+        """As ``coming``, of a part: until the end of its submit."""
+        with self.coming(uid, jobs, size):
+            self.submitting[uid] += jobs
+            try:
+                yield
+            finally:
+                self._less(self.submitting, uid, jobs)
 
     @staticmethod
     def _less(of: Counter[int], uid: int, count: int) -> None:

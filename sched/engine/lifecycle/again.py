@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Awaitable, Callable
 
 from dockless.base.dataclass import replace
 from dockless.base.records import differences, read
@@ -30,12 +31,12 @@ LONGEST_PAUSE = 300.0
 """Seconds before the tries that come late; the first comes after one, and each pause is twice the one before."""
 
 
-async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int:
+async def ask(engine: Engine, number: int, who: str, grace: float | None, turn: Callable[[], Awaitable[None]]) -> int:
     """End the running attempt of a job, which then waits for another; a job that has ended is submitted again. The number of the job that
-    waits or will. ``Refused`` for one that waits already, or is ending."""
+    waits or will. ``turn``: as in ``submit``. ``Refused`` for one that waits already, or is ending."""
     entry = engine.entries.get(number)
     if entry is None:
-        return await submit(engine, number)
+        return await submit(engine, number, turn)
     entry, number = entry.first, entry.first.job.id
     if entry.cancelled or entry.job.state is State.PENDING:
         what, hint = ("is ending", "wait for its end") if entry.cancelled else ("waits already", f"`dockless why {number}` says for what")
@@ -59,9 +60,10 @@ def stands_for(engine: Engine, number: int) -> int:
     return job.gang or number if job is not None else number
 
 
-async def submit(engine: Engine, number: int) -> int:
+async def submit(engine: Engine, number: int, turn: Callable[[], Awaitable[None]]) -> int:
     """A job that has ended once more, as a new job of its owner: its number. It stands where jobs of now stand, and waits for nothing
-    that the first one waited for. ``Refused`` where what was asked for is not kept any more, and the errors of a submit."""
+    that the first one waited for. ``turn``: awaited between pieces of work. ``Refused`` where what was asked for is not kept any more, and
+    the errors of a submit."""
     job, body = queries.job(engine.reader, number), queries.spec(engine.reader, number)
     if job is None or not body:
         hint = "only the newest are kept: submit it again"
@@ -70,10 +72,10 @@ async def submit(engine: Engine, number: int) -> int:
         bodies = [queries.spec(engine.reader, job.gang + rank) for rank in range(job.options.members)]
         members = [_asked(one) for one in bodies if one]
         if len(members) == len(bodies):
-            return (await engine.submit(engine.callers.caller(job.uid), members, None, gang=True))[0]
+            return (await engine.submit(engine.callers.caller(job.uid), members, None, gang=True, turn=turn))[0]
         hint = "submit them again"
         raise Refused(f"what was asked for with job {number} is not kept any more", subject=str(number), hint=hint)
-    return (await engine.submit(engine.callers.caller(job.uid), [_asked(body)], None, (job.array, job.index)))[0]
+    return (await engine.submit(engine.callers.caller(job.uid), [_asked(body)], None, (job.array, job.index), turn=turn))[0]
 
 
 def _asked(body: str) -> dict[str, Any]:

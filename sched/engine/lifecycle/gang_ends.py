@@ -46,7 +46,7 @@ async def over(engine: Engine, entry: LiveJob, how: ending.Ending | Change[Any])
             options, now = replace(first.job.options, ending=why), time.time()
             first.show(options=options)
             gang.told |= {member.job.id for member in gang.going_on}
-            await engine.write_surely(lambda db: queue.set_options(db, first.job.id, options, now, "ending", why))
+            await engine.write_surely(lambda db: queue.set_options(db, first.job.id, options, now, "ending", _said(why)))
         elif why:
             first.show(options=replace(first.job.options, ending=why))
     if gang.unwanted:
@@ -115,6 +115,12 @@ def _final(gang: Gang, member: LiveJob) -> ending.Ending:
     if member is not cause and member.job.id in gang.told and own.state is not State.COMPLETED:
         return replace(own, state=State.CANCELLED, reason=f"ended because {_name(cause)} did: {how.reason}")
     return own
+
+
+def _said(why: str) -> str:
+    """``JobOptions.ending`` in words."""
+    failed = why.removeprefix("failed:")
+    return f"job {failed} failed" if failed != why else "enough of a role have succeeded"
 
 
 def _name(member: LiveJob) -> str:

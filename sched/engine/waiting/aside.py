@@ -11,7 +11,7 @@ import heapq
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import dataclass, field, replace
@@ -315,12 +315,13 @@ class Aside:
         return self._named[job.uid, job.name][0]
 
 
-async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str]) -> None:
-    """UnknownJob, NotPermitted: a job can wait for those of its owner, and those of an administrator for any."""
+async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str], turn: Callable[[], Awaitable[None]]) -> None:
+    """UnknownJob, NotPermitted: a job can wait for those of its owner, and those of an administrator for any. ``turn``: awaited between
+    pieces of work."""
     numbers = [parse_dependency(text)[0] for text in after]
     for start in range(0, len(numbers), AT_ONCE):
         if start:
-            await asyncio.sleep(0)
+            await turn()
         part = numbers[start : start + AT_ONCE]
         owners = queries.owners(engine.reader, part)
         for number in part:

@@ -42,7 +42,7 @@ def commit_options(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME[:TAG]", help="of the new image; left out: only its digest names it")
     change_options(parser)
     parser.add_argument("--compression", choices=("gzip", "zstd", "none"), default="gzip", help="of the new layer (default: gzip)")
-    parser.add_argument("--level", type=int, metavar="N", help="of the compression")
+    parser.add_argument("--level", type=whole(), metavar="N", help="of the compression")
     parser.add_argument("--no-pause", action="store_true", help="let it go on while it is read; files may be torn")
     parser.quiet("the name alone")
     parser.json()

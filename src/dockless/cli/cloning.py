@@ -45,7 +45,7 @@ def clone(options: Namespace) -> int:
     with connect() as queue:
         job = queue.job(number)
         if job.options.members > 1 and (job.gang != number or "_" in options.id):
-            hint = f"dockless clone {job.gang} submits all of them again, with --role {job.options.role} for changes to such as it alone"
+            hint = f"dockless clone {job.gang} submits all of them again, with --role {job.options.role} for changes to that role alone"
             raise BadInput(f"{what} has no clone of its own: it starts together with others", subject=options.id, hint=hint)
         file = file_of([queue.spec(number + rank) for rank in range(job.options.members or 1)])
         if not options.print and (owner := job.user) != queue.ping().user:

@@ -17,8 +17,8 @@ def config_options(parser: Parser) -> None:
 
 
 def config(options: Namespace) -> int:
-    """1 for a file whose users or groups this host does not know; ``BadInput`` for one that cannot be read, and for the caller's own if
-    a daemon would not start with it."""
+    """1 for a file whose users or groups this host does not know, or of whose classes it has no GPU; ``BadInput`` for one that cannot be
+    read, and for the caller's own if a daemon would not start with it."""
     from dockless.base import paths, settings
     from dockless.base.path import Path
 
@@ -30,9 +30,12 @@ def config(options: Namespace) -> int:
     values = settings.load(path)
     if options.action == "check" and (not options.file or _in_use(path)):
         settings.check_possible(values)
-    return (
-        _show(values, options.json) if options.action == "show" else _check(path, settings.unknown_names(path), _disk(values), options.json)
-    )
+    if options.action == "show":
+        return _show(values, options.json)
+    from dockless.sandbox.gpus.host_classes import has_class
+
+    unknown = settings.unknown_names(path) + settings.unknown_classes(has_class(values["gpus.devices"]), path)
+    return _check(path, unknown, _disk(values), options.json)
 
 
 def _in_use(path: Any) -> bool:

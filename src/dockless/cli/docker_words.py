@@ -229,6 +229,7 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-d --detach": Word("a job of the queue always is; leave it out", "submit IMAGE"),
         "--id": Word("the queue gives the number; a name is", "submit --name NAME IMAGE"),
     },
+    "clone": {"--image": Word("a clone keeps its image; another one can be written into it, opened as a job file", "clone --edit ID")},
     "ps": {
         "-n --last": Word("the list is short; all of them are", "ps --all"),
         "-l --latest": Word("all of them are", "ps --all"),

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from dockless.sched import Client
 
 
+_MIG = {
+    "profiles": "gpu mig profiles GPU",
+    "create": "gpu mig create GPU PROFILE …",
+    "remove": "gpu mig remove UUID …",
+}
+
+
 def gpu_options(parser: Parser) -> None:
     parser.usage = "dockless gpu list | cdi [-o FILE] [--format json|yaml] | mig profiles GPU | create GPU PROFILE … | remove UUID …"
     about = "list: GPUs and MIG slices; cdi: describe them in a file, for other programs; mig: make slices of a divided GPU, or remove them"
@@ -122,9 +129,14 @@ def _mig(options: Namespace) -> int:
     from dockless.sandbox.gpus import mig
 
     verb, *words = options.words or [""]
-    if verb not in ("profiles", "create", "remove") or len(words) < (2 if verb == "create" else 1) or (verb == "profiles" and words[1:]):
-        hint = "gpu mig profiles GPU; gpu mig create GPU PROFILE …; gpu mig remove UUID …"
-        raise BadInput("gpu mig cannot be read", subject="mig", hint=hint)
+    if verb not in _MIG:
+        raise BadInput(f"gpu mig has no {verb[:40]!r}" if verb else "gpu mig: what?", subject="mig", hint="; ".join(_MIG.values()))
+    if len(words) < (2 if verb == "create" else 1):
+        missing = "a profile, or several" if words else "the UUID of a slice, or several" if verb == "remove" else "the index of a GPU"
+        hint = f"{_MIG[verb]}; `gpu mig profiles {words[0]}` lists its profiles" if words and words[0].isdecimal() else _MIG[verb]
+        raise BadInput(f"gpu mig {verb} needs {missing}", subject=verb, hint=hint)
+    if verb == "profiles" and words[1:]:
+        raise BadInput(f"{words[1][:40]!r} is one argument too many", subject=verb, hint=_MIG[verb])
     daemon = _root_daemon() if verb != "profiles" and os.geteuid() != 0 else None
     if verb == "remove":
         if daemon is not None:

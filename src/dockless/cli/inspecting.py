@@ -139,7 +139,7 @@ def history(options: Namespace) -> int:
         about = about_image(options.image)
     except UnknownImage as error:
         if job_of(options.image) is not None:
-            error.hint = f"of job {options.image} tells dockless queue {options.image}; dockless queue --all lists those that have ended"
+            error.hint = f"dockless queue {options.image} tells of job {options.image}; dockless queue --all lists those that have ended"
         raise
     if "history" not in about:
         raise BadInput("the host is no image with a history", subject=options.image, hint="name an image of 'dockless images'")

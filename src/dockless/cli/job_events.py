@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from dockless.cli.job_names import jobs_named
 from dockless.cli.output import print_csv, print_json, table
 from dockless.cli.parser import Namespace
 from dockless.errors import BadInput
@@ -12,8 +13,8 @@ from dockless.errors import BadInput
 _COLUMNS = ("job", "at", "event", "attempt", "detail")
 
 
-def show_events(numbers: Sequence[int], options: Namespace) -> int:
-    """Of each of these jobs, in the order asked for."""
+def show_events(names: Sequence[str], numbers: Sequence[int], options: Namespace) -> int:
+    """Of each of the jobs with these names and numbers, in the order asked for."""
     from dockless.sched import connect
 
     if not numbers:
@@ -21,7 +22,7 @@ def show_events(numbers: Sequence[int], options: Namespace) -> int:
     if options.quiet:
         raise BadInput("--events with -q", subject="--events", hint="give one of them")
     with connect() as client:
-        found = [(number, event) for number in numbers for event in client.events(number)]
+        found = [(job.id, event) for job in jobs_named(client, names, numbers) for event in client.events(job.id)]
     if options.json:
         print_json([{"job": number} | event.as_dict() for number, event in found])
     elif options.csv:

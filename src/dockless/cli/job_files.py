@@ -25,6 +25,8 @@ def file_options(group: Any) -> None:
 
 def file_of(options: Namespace) -> str:
     """The file that is submitted, "" where a command is."""
+    if options.dlc is not None and options.job_list is not None:
+        raise BadInput("--dlc and --from both name a file", subject="--from", hint="submit them one after the other")
     if options.dlc is not None:
         if options.image or options.format not in (None, "dlc"):
             raise BadInput("--dlc names the file, and says its format", subject="--dlc", hint="dockless submit --dlc FILE")
@@ -32,6 +34,9 @@ def file_of(options: Namespace) -> str:
     if options.job_list is not None and (options.image or options.format):
         raise BadInput("--from names the file, and says its format", subject="--from", hint="dockless submit --from FILE")
     if len(options.image) != 1:
+        if len(options.image) > 1 and (options.format or _is_file(options.image[0])):
+            hint = "submit them one after the other; arguments of a batch script stand behind --"
+            raise BadInput(f"{options.image[1][:60]!r} stands beside a job file", subject=options.image[1][:80], hint=hint)
         if options.format:
             raise BadInput("--format without a file", subject="--format", hint="dockless submit --format compose FILE")
         return ""
@@ -42,6 +47,12 @@ def file_of(options: Namespace) -> str:
         return name
     refuse_missing(name)
     return ""
+
+
+def _is_file(name: str) -> bool:
+    from dockless._jobfiles import is_job_file
+
+    return is_job_file(name)
 
 
 def submit_file(options: Namespace, path: str) -> int:
@@ -113,6 +124,8 @@ def convert(options: Namespace) -> int:
     from dockless.sched.formats.own import document, toml
 
     file = _read(options.file, options)
+    if file.source is not None:
+        file.source.refuse()
     if options.json:
         print_json(document(file), indent=2)
     else:

@@ -45,6 +45,16 @@ def job_number(name: str) -> int:
     return job_numbers([name])[0]
 
 
+def jobs_named(client: Client, names: Sequence[str], numbers: Sequence[int]) -> list[Job]:
+    """The jobs that ``job_numbers`` found for ``names``; for the first of those that start together, named by its number, all of them."""
+    found = []
+    for name, number in zip(names, numbers, strict=True):
+        job = client.job(number)
+        count = job.options.members if job.gang == job.id and "_" not in name else 1
+        found += [job, *(client.job(job.id + index) for index in range(1, count))]
+    return found
+
+
 def spoken_of(job: Job) -> str:
     """``job 7``; of jobs that start together all of them."""
     return together(job.gang, job.options.members) if job.gang else f"job {job.id}"

@@ -10,7 +10,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
-from dockless.cli.job_names import find_jobs, job_numbers, spoken_of, together
+from dockless.cli.job_names import find_jobs, job_numbers, jobs_named, spoken_of, together
 from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
@@ -35,7 +35,7 @@ def queue_group(parser: Parser, *, files: bool = False) -> None:
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
-    queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
+    queue.add_argument("--priority", type=whole(), default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
     queue.add_argument(
         "--array",
@@ -66,13 +66,14 @@ def queue_group(parser: Parser, *, files: bool = False) -> None:
 
 
 def submit(options: Namespace) -> int:
+    path = file_of(options)
     if options.job_list is not None:
         return submit_list(options)
-    if path := file_of(options):
+    if path:
         return submit_file(options, path)
     from dockless._submitting import Order, make_job
 
-    image, command = image_and_command(options)
+    image, command = image_and_command(options, "submit")
     if options.retry_on and not options.retries:
         raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     job = make_job(
@@ -172,11 +173,10 @@ def queue(options: Namespace) -> int:
     if options.events:
         from dockless.cli.job_events import show_events
 
-        return show_events(numbers, options)
+        return show_events(options.ids, numbers, options)
     with connect() as client:
         if numbers:
-            named = zip(options.ids, numbers, strict=True)
-            found, more = [job for name, number in named for job in _named(client, number, gang="_" not in name)], 0
+            found, more = jobs_named(client, options.ids, numbers), 0
         else:
             found, more = _listed(client, options)
         daemon = client.ping()
@@ -247,14 +247,6 @@ def _cells(job: Job) -> list[object]:
     return [("" if name in ("started", "ended") and not value else value) for name, value in shown.items()]
 
 
-def _named(client: Client, number: int, *, gang: bool) -> list[Job]:
-    """The job; with ``gang`` all that start together where it is the first of them."""
-    job = client.job(number)
-    if job.gang != job.id or not gang:
-        return [job]
-    return [job, *(client.job(job.id + index) for index in range(1, job.options.members))]
-
-
 def print_queue(jobs: list[Job], simulated: bool) -> None:
     """The table of ``dockless queue``."""
     rows = [
@@ -288,10 +280,9 @@ def _starts(job: Job) -> str:
 
 
 def _time(job: Job) -> str:
-    """How long it has waited, runs, or ran."""
-    if not job.started:
-        return age(job.submitted)
-    return span(job.ended - job.started) if job.ended else age(job.started)
+    """How long it has waited, or did before it was cancelled; runs, or ran."""
+    since = job.started or job.submitted
+    return span(job.ended - since) if job.ended else age(since)
 
 
 def _why(job: Job) -> str:

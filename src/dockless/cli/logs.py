@@ -20,7 +20,6 @@ from dockless.sandbox.run.logfile import Row
 if TYPE_CHECKING:
     from dockless.sched import Job
 
-_POLL = 0.1
 _AT_ONCE = 48
 """Connections that one user may have to the daemon are 64."""
 

@@ -165,16 +165,16 @@ def _value(word: str, more: dict[str, Any]) -> Any:
     return value
 
 
-def whole(low: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number, this or more."""
+def whole(low: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number, this or more; any where None."""
 
     def read(text: str) -> int:
         from dockless.base.later import re
 
-        if not re.fullmatch("-?[0-9]{1,18}", text) or int(text) < low:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or (low is not None and int(text) < low):
             from argparse import ArgumentTypeError
 
-            raise ArgumentTypeError(f"{text[:60]!r} is not a whole number of {low} or more")
+            raise ArgumentTypeError(f"{text[:60]!r} is not a whole number" + ("" if low is None else f" of {low} or more"))
         return int(text)
 
     return read

@@ -49,14 +49,14 @@ def _show(options: Namespace) -> int:
         out("No quotas are set, and nobody has a job.")
     else:
         rows = [_default(one) if one.kind == "default" else _row(one) for one in found]
-        table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"), rows)
+        table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "QUEUED"), rows)
     return 0
 
 
 def _row(one: QuotaInfo) -> tuple[object, ...]:
     return (
         *(f"{one.kind} {one.name}", _of_all(one), _with_classes(one, "guarantee"), _with_classes(one, "weight")),
-        *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
+        *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _queued(one)),
     )
 
 
@@ -66,6 +66,11 @@ def _default(one: QuotaInfo) -> tuple[object, ...]:
         *("each other user", *(_with_classes(one, what) for what in ("limit", "guarantee", "weight"))),
         *(_shown(one.jobs), _shown(one.cpu_jobs), "-", _shown(one.queued)),
     )
+
+
+def _queued(one: QuotaInfo) -> str:
+    """Also those that can be seen nowhere else: parts of a submit that has not come to its end."""
+    return _of(one.in_queue, one.queued) + (f" ({one.submitting} being submitted)" if one.submitting else "")
 
 
 def _of_all(one: QuotaInfo) -> str:

@@ -10,7 +10,7 @@ from dockless.base.checks import check
 from dockless.base.dataclass import dataclass
 from dockless.base.healthcheck import HealthCheck
 from dockless.base.typing import Any
-from dockless.cli.parser import Namespace, Parser
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
 from dockless.images.pull_policy import PULL_POLICIES
 
@@ -96,7 +96,7 @@ def fetched(
         return bring(image, options.pull or pull or "missing", progress, platform)
 
 
-def image_and_command(options: Namespace) -> tuple[str, list[str]]:
+def image_and_command(options: Namespace, verb: str = "run") -> tuple[str, list[str]]:
     """The image and the command of a parsed line. ``BadInput`` where neither is said, or the ``--`` was forgotten."""
     if len(options.image) > 1:
         wanted = " ".join(options.image[1:4])
@@ -106,7 +106,8 @@ def image_and_command(options: Namespace) -> tuple[str, list[str]]:
     if options.command is not None and not options.command:
         raise BadInput("there is no command after '--'", hint="leave '--' out to run the image's own command")
     if not options.image and options.command is None:
-        raise BadInput("neither an image nor a command", hint="dockless run IMAGE, dockless run IMAGE -- COMMAND, dockless run -- COMMAND")
+        hint = f"dockless {verb} IMAGE, dockless {verb} IMAGE -- COMMAND, dockless {verb} -- COMMAND"
+        raise BadInput("neither an image nor a command", hint=hint)
     return (options.image[0] if options.image else "host"), options.command or []
 
 
@@ -339,7 +340,7 @@ COMMAND = (
     Option("add_hosts", "--add-host", "NAME:ADDRESS", "a line of /etc/hosts; host-gateway is the host, with its network", repeated=True),
     Option("ulimits", "--ulimit", "NAME=SOFT[:HARD]", "a resource limit: nofile=1024:4096", repeated=True),
     Option("umask", "--umask", "OCTAL", "like 022"),
-    Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=int),
+    Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=whole()),
     Option("cpu_affinity", "--cpu-affinity", "LIST", "processors to run on, without a limit: 0-3,8"),
     Option("timeout", "--timeout", "TIME", "kill everything inside after that: 90s, 1h30m (exit code 124)"),
     Option("grace", "--grace --stop-timeout", "TIME", "between stop signal and kill (default: at a deadline none, else 10s)"),
@@ -398,7 +399,7 @@ ISOLATION = (
         Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
         for flag, name in _NAMESPACES.items()
     ),
-    Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=int),
+    Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=whole()),
     Option("sysctls", "--sysctl", "NAME=VALUE", "net.*, fs.mqueue.*, kernel.{msg*,sem,shm*}, of its own namespaces", repeated=True),
     Option("cap_add", "--cap-add", "CAP", "NET_ADMIN, ALL, …", repeated=True),
     Option("cap_drop", "--cap-drop", "CAP", "likewise", repeated=True),
@@ -408,7 +409,7 @@ HEALTH = (
     Option("health", "--health-cmd", "COMMAND", "a line for /bin/sh inside; 0 is healthy", value=_health),
     Option("health", "--health-interval", "TIME", "between two checks, and before the first (default: 30s)", value=_health),
     Option("health", "--health-timeout", "TIME", "after which one has failed (default: 30s)", value=_health),
-    Option("health", "--health-retries", "N", "failures in a row that mean unhealthy (default: 3)", type=int, value=_health),
+    Option("health", "--health-retries", "N", "failures in a row that mean unhealthy (default: 3)", type=whole(), value=_health),
     Option("health", "--health-start-period", "TIME", "in which failures do not count (default: 0)", value=_health),
     Option("health", "--no-healthcheck", "", "none, though the image has one", value=_health),
 )

@@ -121,7 +121,7 @@ def _as_here(job: TraceJob, state: QueueState) -> TraceJob:
         raise BadInput(
             f"jobs of {job.user or 'a user'} that start together ask for GPUs of different classes: {', '.join(sorted(classes))}",
             subject="class",
-            hint="the queue takes them with one class alone",
+            hint="give all of them one class: the queue refuses others",
         )
     return replace(
         job,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dockless.base.typing import TYPE_CHECKING, Any, BinaryIO
 from dockless.cli.images import print_images, record
 from dockless.cli.output import each, out, print_json, warn
-from dockless.cli.parser import Namespace, Parser
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.progress import ProgressLine
 from dockless.errors import BadInput, DocklessError, ImageError, UnknownImage
 
@@ -104,7 +104,7 @@ def import_root_options(parser: Parser) -> None:
     change_options(parser)
     parser.add_argument("--platform", metavar="OS/ARCH[/VARIANT]", help="that the files are for (default: this host's)")
     parser.add_argument("--compression", choices=_COMPRESSIONS, help="of the layer (default: as the file comes, else gzip)")
-    parser.add_argument("--level", type=int, metavar="N", help="of the compression")
+    parser.add_argument("--level", type=whole(), metavar="N", help="of the compression")
     parser.quiet("the name alone")
     parser.json()
 
@@ -160,7 +160,7 @@ def save_options(parser: Parser) -> None:
 
 def _packing_options(parser: Parser) -> None:
     parser.add_argument("--compression", choices=_COMPRESSIONS, default="none", help="of the archive (default: none)")
-    parser.add_argument("--level", type=int, metavar="N", help="of the compression")
+    parser.add_argument("--level", type=whole(), metavar="N", help="of the compression")
     parser.quiet("say nothing")
     parser.json()
 

@@ -22,7 +22,7 @@ RULES = {
     "retry": "it failed or could not start, and tries again after a pause",
     "after": "it may not start until other jobs have ended",
     "singleton": "the jobs of one name run one after the other",
-    "array": "so many of its array may run at once",
+    "array": "as many of its array run, or stand in line, as its limit allows",
 }
 _ASIDE = ("held", "begin", "retry", "after", "singleton", "array")
 """Rules of jobs that may not start yet."""

@@ -87,9 +87,9 @@ def _earlier(engine: Engine, job: Job, rules: Mapping[str, str], awaited: Mappin
         elif rule == "begin":
             yield f"{again} with an earlier --begin"
         elif rule == "retry" and job.options.tried:
-            yield f"{again}: a new job waits for no pause"
+            yield f"{again}: a new job has no pause before it"
         elif held:
-            yield f"after `dockless release {' '.join(map(str, held))}`, as it waits for what is held"
+            yield f"after `dockless release {' '.join(map(str, held))}`, for it waits for what is held"
         elif rule == "after":
             yield f"{again} without --after"
         elif rule == "singleton":

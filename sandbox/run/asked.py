@@ -12,7 +12,7 @@ STOP, KILL = "asked-stop", "asked-kill"
 NAMES = (STOP, KILL)
 
 
-def mark(directory: Path, name: str, number: int) -> None:
+def note(directory: Path, name: str, number: int) -> None:
     """Note that it was asked now. What cannot be written is not noted: nobody is kept from ending a sandbox by a full disk."""
     with contextlib.suppress(OSError):
         temporary = directory / f"{name}.tmp"
@@ -25,5 +25,5 @@ def parse(raw: bytes) -> tuple[int, float]:
     """The signal, and when. ``ValueError`` for what is none."""
     number, blank, at = raw.decode("ascii").removesuffix("\n").partition(" ")
     if not (blank and number.isdigit() and at.isdigit()) or len(number) > 2 or len(at) > 20 or not raw.endswith(b"\n"):
-        raise ValueError("it is no mark")
+        raise ValueError("it is no such note")
     return int(number), int(at) / 1e9
