@@ -24,7 +24,7 @@ def driver(scene: Scene, rounds: int) -> Table:
     sys.path.append(str(REPOSITORY / "tests"))
     from support import driver_trees
 
-    root = driver_trees.make(scene.directory / "driver", VERSION, "debian")
+    root = driver_trees.make(scene.directory / "driver", VERSION, "debian-550")
     os.makedirs(home, exist_ok=True)
     with open(f"{home}/dockless.toml", "w") as settings:
         settings.write(f'[gpus]\ndriver_root = "{root}"\n')
