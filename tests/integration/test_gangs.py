@@ -101,23 +101,29 @@ OF_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", OF_ONE)
-def test_a_job_of_one_instance_is_told_what_many_are(daemon, tmp_path, capfd, name):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, "") for name in OF_ONE),
+        ("one.yaml", ", network_mode: host"),
+        pytest.param("one.yaml", ", pid: host", marks=requires("cgroup2")),
+    ],
+)
+def test_a_job_of_one_instance_is_told_what_many_are(daemon, tmp_path, capfd, name, more):
     """No more than its lines is in its log, and it is shown as the one job that it is."""
     role = "worker" if name == "one.params" else "main"
-    for more in ["", ", network_mode: host", ", pid: host"] if name == "one.yaml" else [""]:
-        submitted(tmp_path, OF_ONE[name].replace("%s", more), "--best-effort", name=name)
-        (first,) = numbers(capfd)
-        with connect() as queue:
-            assert queue.wait(first, timeout=60).state == "COMPLETED"
-        env = dict(line.split("=", 1) for line in logs(capfd, first).splitlines() if "=" in line)
-        port = env["DOCKLESS_PORT"]
-        assert {key: env[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DOCKLESS_ROLE")} == {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DOCKLESS_ROLE": role,
-        }  # fmt: skip
-        assert json.loads(env["TF_CONFIG"]) == {"cluster": {role: [f"127.0.0.1:{port}"]}, "task": {"type": role, "index": 0}}
-        assert main(["queue", str(first)]) == 0
-        assert "starts together" not in capfd.readouterr().out
+    submitted(tmp_path, OF_ONE[name].replace("%s", more), "--best-effort", name=name)
+    (first,) = numbers(capfd)
+    with connect() as queue:
+        assert queue.wait(first, timeout=60).state == "COMPLETED"
+    env = dict(line.split("=", 1) for line in logs(capfd, first).splitlines() if "=" in line)
+    port = env["DOCKLESS_PORT"]
+    assert {key: env[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DOCKLESS_ROLE")} == {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DOCKLESS_ROLE": role,
+    }  # fmt: skip
+    assert json.loads(env["TF_CONFIG"]) == {"cluster": {role: [f"127.0.0.1:{port}"]}, "task": {"type": role, "index": 0}}
+    assert main(["queue", str(first)]) == 0
+    assert "starts together" not in capfd.readouterr().out
     if name == "one.json":
         assert (env["PAI_HOST_IP_main_0"], env["PAI_TASK_ROLE_main_HOST_LIST"]) == ("127.0.0.1", f"127.0.0.1:{int(port) + 1}")
         assert env["PAI_CONTAINER_HOST_http_PORT_LIST"] == f"{int(port) + 1},{int(port) + 2}"
