@@ -96,6 +96,7 @@ def compute(queue, how: str = "answer") -> int:
     """A job, when it is a client."""
     number = queue.submit(JobSpec(Spec(("/usr/bin/python3", "-c", CLIENT, how)), gpus="memory=20G"))
     until(lambda: queue.job(number).state.ended or any(line.text == "computes" for line in queue.logs(number)), "it computes")
+    until(lambda: queue.job(number).options.enforced_by, "it is on record")
     assert queue.job(number).options.enforced_by == "mps"
     return number
 
