@@ -22,9 +22,11 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.engine import mps_clients
 
+LINUX = tuple(map(int, os.uname().release.split(".")[:2]))
 pytestmark = [
     requires("userns", "overlay", "cgroup2"),
     pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver"),
+    pytest.mark.skipif(LINUX < (6, 2), reason="on Linux 6.1 the job waits for a GPU that seems leased: decision 126, Not understood"),
     pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the stand-in needs /usr/bin/python3"),
 ]
 
