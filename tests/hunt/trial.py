@@ -221,7 +221,7 @@ def _files(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
                 handle.files.copy_out(name, f"{out}/{number}", max_size="4M", max_files=200)
             with contextlib.suppress(OSError):
                 handle.files.write_text(f"{name}/hunted", "HUNT-")
-        found = subprocess.run(["grep", "-rhoaE", "HUNT-CANARY-[0-9a-f]+", out], capture_output=True, text=True)
+        found = subprocess.run(["grep", "-rhoaE", "HUNT-CANARY-[0-9a-f]+", out], capture_output=True, text=True, errors="replace")
         record["out"] += found.stdout
 
 
