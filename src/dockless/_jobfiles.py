@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dockless._submitting import Order, make_job
 from dockless.base import json
 from dockless.base.dataclass import replace
-from dockless.base.findings import Findings
+from dockless.base.findings import MOST, Findings
 from dockless.base.idmaps import user_name
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ _HIDDEN = "DOCKLESS_COMMANDS"
 _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
-_MOST_ERRORS = 20
 _TOLD_EVERY = 200
 
 
@@ -162,10 +161,10 @@ def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
 def _refuse(wrong: Sequence[str], lines: int, count: int, path: str) -> None:
     if wrong:
         error = BadInput(f"{lines} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines")
-        for one in wrong[:_MOST_ERRORS]:
+        for one in wrong[:MOST]:
             error.add_note(one)
-        if len(wrong) > _MOST_ERRORS:
-            error.add_note(f"and {len(wrong) - _MOST_ERRORS} more")
+        if len(wrong) > MOST:
+            error.add_note(f"and {len(wrong) - MOST} more")
         raise error
 
 
