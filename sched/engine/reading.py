@@ -25,9 +25,19 @@ def settings() -> config.Config:
     path = paths.config_file()
     check_possible(load(path))
     found = config.load(path)
+    check_own_cores(found)
     for line in unknown_names(path):
         say(line)
     return found
+
+
+def check_own_cores(found: config.Config) -> None:
+    """``BadInput`` where processors are to be set aside and this host has no cpuset controller for that."""
+    from dockless.cgroups import Limits, find_delegation, unavailable
+
+    if found.has_own_cores:
+        for error in unavailable(Limits(cpuset_cpus="0"), find_delegation()):
+            raise BadInput(f"host.own_cores: {error}", subject="host.own_cores", hint="leave host.own_cores out")
 
 
 def tell_classes(gpus: HostGpus) -> None:
