@@ -168,7 +168,7 @@ def test_what_is_no_submit(tmp_path, launcher):
 
 
 def test_others_have_their_turn_while_many_jobs_are_looked_at(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(admitting, "AT_A_TIME", 2)
+    monkeypatch.setattr(admitting, "JOBS_A_TURN", 2)
     order = []
 
     async def others():

@@ -30,7 +30,7 @@ def check_network(spec: Spec) -> None:
     check_shared_network(spec)
 
 
-def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
+def as_gang(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
     """They can start together, and what they are to each other. ``BadInput``, ``NotEnoughGpus``, ``Refused``"""
     if len(new) > MAX_MEMBERS:
         raise BadInput(f"{len(new)} jobs cannot start together", subject="role", hint=f"at most {MAX_MEMBERS} can")

@@ -63,22 +63,17 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
     from dockless.sched.engine.gpus.hostgpus import in_order_of_class
-    from dockless.sched.engine.gpus.mps import OWN
+    from dockless.sched.engine.gpus.mps import SERVICE_MEMORY
+    from dockless.sched.engine.host import host_supplies
     from dockless.sched.policy.state import QueueState
-    from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
     if config is not None and not Path(config).exists():
         raise BadInput(f"{config} is not there", subject="--config", hint="name a file of settings: dockless config check FILE")
     settings = Config() if config is None else load(Path(config))
-    supplies = {}
-    if settings.cores is not None:
-        supplies[CORES] = Supply(1000 * settings.cores, 1000 * settings.cores_per_gpu, 1000 * settings.cores_per_job)
-    if settings.memory is not None:
-        supplies[MEMORY] = Supply(settings.memory, settings.memory_per_gpu, settings.memory_per_job)
     every_one = (one for job in jobs for one in job.members or (job,))
     names = {one.gpu_class for one in every_one if one.gpu_class} | settings.quotas.classes
     gpus, devices = ([unit for unit in units if _is_device(unit) is device] for device in (False, True))
-    kept = OWN if settings.has_mps else 0
+    kept = SERVICE_MEMORY if settings.has_mps else 0
     shareable = {} if settings.share == "no" else {one.uuid: (one.memory >> 20) - kept for one in gpus if not one.parent and one.memory}
     state = QueueState(
         tuple(unit.uuid for unit in units),
@@ -89,7 +84,7 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
         usage={} if settings.order == "fair" else None,
         preemption=settings.preemption,
         classes={name: in_order_of_class(name, devices if "/" in name else gpus) for name in names},
-        supplies=supplies,
+        supplies=host_supplies.as_set(settings),
         shareable=shareable,
         company=settings.share if shareable else "user",
     )
