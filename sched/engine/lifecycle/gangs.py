@@ -67,7 +67,8 @@ class Gang:
         return bool(back or self.first.cancelled or options.ending or options.requeue or options.preempted_by)
 
     def start(self, start: Any, spec: Spec, *, owner: int | None, **how: Any) -> Any:
-        """In a thread: what does not have the host's network has the one that they share, and one alone its own."""
+        """Called in a thread. A job that does not have the host's network gets the network that the gang shares; a gang of one job has its
+        own."""
         if spec.network == "host" or len(self.members) == 1:
             return start(spec, owner=owner, **how)
         with self.making:
