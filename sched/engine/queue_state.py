@@ -78,11 +78,11 @@ def _running(engine: Engine, entry: LiveJob) -> RunningJob:
         ends=ends if stop is None else min(stop, ends or stop),
         since=entry.since,
         stopping=stop is not None,
-        share=0 if entry.gang is not None else sharing.share(engine, entry.job),  # what they share is theirs alone
+        share=sharing.share_beside_others(engine, entry.job),
         cores=entry.waiting.cores,
         memory=entry.waiting.memory,
         width=entry.waiting.width,
-        part=sharing.part_of(engine, entry) if entry.gang is None else 1.0,
+        part=1.0 if entry.job.options.shared_place else sharing.part_of(engine, entry),
     )
 
 

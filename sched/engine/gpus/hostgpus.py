@@ -245,8 +245,11 @@ class HostGpus:
         share = -(-request.memory >> 20)
         if not share or request.count != 1:
             return 0
-        whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.not_whole]
-        return share if share <= min(whole, default=0) else 0
+        return share if share <= min(self.room(self.class_of(text)), default=0) else 0
+
+    def room(self, gpu_class: str) -> list[int]:
+        """The MiB of each whole GPU of that class that several jobs can have together."""
+        return [self.shareable.get(uuid, 0) for uuid in self.may_have(gpu_class) if uuid not in self.not_whole]
 
     def memory_of(self, text: str) -> int:
         """The bytes that each GPU of such a wish has at least; 0 where it does not say."""

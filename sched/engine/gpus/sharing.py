@@ -85,6 +85,11 @@ def share(engine: Engine, job: Job) -> int:
     return job.options.gpu_share if can else 0
 
 
+def share_beside_others(engine: Engine, job: Job) -> int:
+    """As ``share``, but 0 for a job that shares its GPU only with those that it starts together with: the GPU is theirs alone."""
+    return 0 if job.options.shared_place else share(engine, job)
+
+
 def part(engine: Engine, uuid: str, memory: int) -> float:
     """The fraction of a GPU that so many MiB are. 1 for 0 MiB, which stands for the whole GPU, and for a GPU that cannot be shared."""
     whole = engine.gpus.shareable.get(uuid, 0) + engine.gpus.kept if uuid in engine.gpus.shareable else 0
@@ -93,12 +98,10 @@ def part(engine: Engine, uuid: str, memory: int) -> float:
 
 def part_of(engine: Engine, entry: LiveJob) -> float:
     """How much of each of its GPUs a job has. Those that start together have the GPUs that they share for themselves, in equal parts."""
-    memory = share(engine, entry.job)
-    if not memory or (entry.gang is None and engine.config.share == "no"):
-        return 1.0
-    if entry.gang is None:
-        return part(engine, entry.job.devices[0], memory)
-    return 1.0 / sum(1 for one in entry.gang.members if one.job.options.shared_place == entry.job.options.shared_place)
+    if entry.gang is not None and (place := entry.job.options.shared_place):
+        return 1.0 / sum(1 for one in entry.gang.members if one.job.options.shared_place == place)
+    memory = share(engine, entry.job) if engine.config.share != "no" else 0
+    return part(engine, entry.job.devices[0], memory) if memory else 1.0
 
 
 def launcher(engine: Engine, job: Job) -> Launcher:

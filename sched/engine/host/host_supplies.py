@@ -40,7 +40,7 @@ def in_use(engine: Engine, pool: str) -> tuple[int, int]:
 def had(engine: Engine, entry: LiveJob, pool: str) -> int:
     """How much a running job uses up, as the policy counts it. Of jobs that start together the first counts for all of them."""
     supply, waiting = engine.supplies[pool], entry.waiting
-    share = 0 if entry.gang is not None else sharing.share(engine, entry.job)  # what they share is theirs alone
+    share = sharing.share_beside_others(engine, entry.job)
     own = supply.own(len(set(entry.devices) - engine.gpus.not_whole), share, engine.gpus.shareable.values())
     return supply.counts(waiting.cores if pool == CORES else waiting.memory, has_gpus=bool(entry.devices), own=own)
 

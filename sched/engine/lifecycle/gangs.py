@@ -101,7 +101,7 @@ def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
         gang.first.waiting = replace(
             gang.first.waiting,
             gpus=count_gpus((member.job.gpu_count, member.job.options) for member in gang.members),
-            share=0,
+            share=gang.first.waiting.share if len(members) == 1 else 0,
             devices=frozenset().union(*(one.devices for one in waiting)),
             time_limit=max(limits) if all(limits) else 0.0,
             gpu_class=next((one.gpu_class for one in waiting if one.gpus), ""),
