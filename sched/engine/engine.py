@@ -147,7 +147,7 @@ class Engine:
         """Take new settings; quotas bind what starts from now on."""
         self.config = config
         self.notices.ways = config.notify
-        self.gpus.keep_back(mps.OWN if config.has_mps else 0)
+        self.gpus.keep_back(mps.SERVICE_MEMORY if config.has_mps else 0)
         self.callers = Callers(config)
         regroup(self)
         self.supplies = host_supplies.here(config)

@@ -56,7 +56,7 @@ class Entries(MutableMapping[int, LiveJob]):
         return isinstance(self._of.get(number), WaitingJob)
 
     def whole(self, numbers: Iterable[int]) -> tuple[dict[int, LiveJob], list[int]]:
-        """Those of them of which the whole is here, and the numbers of the outlines."""
+        """The jobs of these numbers that are in memory completely, and the numbers of those of which only an outline is."""
         found = {number: entry for number in numbers if (entry := self._of.get(number)) is not None}
         outlined = [number for number, entry in found.items() if not isinstance(entry, LiveJob)]
         return {number: entry for number, entry in found.items() if isinstance(entry, LiveJob)}, outlined

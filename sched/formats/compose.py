@@ -223,7 +223,7 @@ def _words(table: Table, key: str) -> list[str]:
 
 
 def _pairs(table: Table, key: str) -> dict[str, str]:
-    """A mapping, or a list of NAME=value. What has no value would be the caller's."""
+    """A mapping, or a list of NAME=value. A name without a value is left out: Compose would take the caller's value."""
     if isinstance(table.value(key), list):
         pairs = [(name, value if equals else None) for name, equals, value in (one.partition("=") for one in table.texts(key))]
     else:
@@ -261,7 +261,7 @@ def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[st
 
 
 def _unnamed(table: Table, at: int, target: str) -> str:
-    """A volume without a name is a container's own, and goes with it: so does what a job writes anywhere."""
+    """A volume without a name. Nothing is mounted for it: what a job writes is removed with the job, as such a volume would be."""
     place = (*table.path, "volumes", at)
     if table.value("read_only") is True or target[:1] != "/":
         table.source.wrong(place, f"{shown(target)} has no name", "write NAME:/inside or ./here:/inside")
@@ -271,7 +271,7 @@ def _unnamed(table: Table, at: int, target: str) -> str:
 
 
 def _hosts(table: Table) -> Any:
-    """A mapping, or a list of NAME:ADDRESS, without the host's own address where that cannot be reached."""
+    """A mapping, or a list of NAME:ADDRESS. The address of the host is left out where the host cannot be reached."""
     said = table.value("extra_hosts")
     if isinstance(said, dict):
         texts = [f"{name}:{address}" for name, address in table.variables("extra_hosts").items()]
@@ -316,7 +316,7 @@ def _file_mounts(table: Table, kind: str, files: Mapping[str, str], directory: s
 
 
 def _namespaces(table: Table) -> dict[str, str]:
-    """Those that it has in common with the host."""
+    """The namespaces that the service shares with the host."""
     found = {}
     for key, kind in _NAMESPACES.items():
         said = table.text(key, "private")

@@ -85,9 +85,10 @@ def parse(text: str, source: Source) -> JobFile:
     return JobFile("dlc", name, roles, queue, {}, tuple(source.notes), True, source)
 
 
-def _number(top: Table, key: str) -> int:
+def _number(top: Table, key: str, unread: int = 0) -> int:
+    """``unread``: instead of one that is no number."""
     text = top.text(key, "0", like="[0-9]{1,9}", hint="give a whole number")
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else unread
 
 
 def _variables(top: Table) -> dict[str, str]:
@@ -118,30 +119,34 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
         top.wrong(said[0], f"stands without {name}_count", f"say how many there are: {name}_count=1")
     if len(counts) > 1:
         top.wrong(counts[1], f"stands beside {counts[0]}", "give one of them")
-    count = _number(top, counts[0]) if counts else 1
+    count = _number(top, counts[0], 1) if counts else 1
 
     def of(key: str) -> str:
         """The role's own, else what is for all."""
         text = top.text(f"{name}_{key}")
         return text or top.text(key)
 
+    def place(key: str) -> str:
+        """Where that is said."""
+        return key if top.text(key) and not top.text(f"{name}_{key}") else f"{name}_{key}"
+
     options: dict[str, Any] = {"env": env} if env else {}
     if mounts:
         options["mounts"] = mounts
     if cores := of("cpu"):
-        options["cpus"] = top.number(f"{name}_cpu" if top.has(f"{name}_cpu") else "cpu") if cores != "0" else None
+        options["cpus"] = top.number(place("cpu")) if cores != "0" else None
     for key, keyword in (("memory", "memory"), ("shared_memory", "shm_size")):
         if text := of(key):
             match = re.fullmatch(_MEMORY, text)
             if match is None:
-                top.wrong(f"{name}_{key}", f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
+                top.wrong(place(key), f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
                 continue
             options[keyword] = f"{match[1]}{(match[2] or 'G')[0]}"
     gpus = of("gpu")
     if gpus and not re.fullmatch("[0-9]{1,4}", gpus):
-        top.wrong(f"{name}_gpu", f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
+        top.wrong(place("gpu"), f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
     if of("spec"):
-        top.note(f"{name}_spec", "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
+        top.note(place("spec"), "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
     if (model := of("gpu_type")) and gpus.strip("0"):
         options["gpu_class"] = model
     image = of("image")

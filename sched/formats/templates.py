@@ -54,7 +54,7 @@ def told(text: str, secrets: Mapping[str, str], where: str) -> str:
     def one(match: Any) -> str:
         if match[1] not in secrets:
             raise BadInput(
-                f"{where} refers to the secret {match[1]!r}, which there is not", subject=match[1], hint="write it down under secrets"
+                f"{where} refers to the secret {match[1]!r}, which there is not", subject=where, hint="write it down under secrets"
             )
         return secrets[match[1]]
 

@@ -70,8 +70,8 @@ class Listed:
             await self.turn()
 
     async def _in_order(self, numbers: list[int], running: frozenset[int], among: Set[int] | None) -> list[tuple[int, int]]:
-        """Those that are wanted and wait, as they are shown, each with its place; 0 of those that may not start yet, but for those
-        of an array that are foretold, too."""
+        """The numbers of the waiting jobs that are wanted, in the order in which they are shown, each with its place. The place is 0 for a
+        job that may not start yet, unless the limit of its array keeps it and the forecast says when it starts."""
         numbers.sort()
         entries, aside, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
         places = self.answers.outlook.places()

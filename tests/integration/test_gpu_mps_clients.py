@@ -123,7 +123,7 @@ def test_the_work_of_a_job_on_the_gpu_is_ended_before_it_is_killed_and_its_neigh
         asked = [line for line in said() if not line.startswith("client ")]
         assert asked == ["get_server_list", f"get_client_list {control.pid}", f"terminate_client {control.pid} {its}", "which is S"]
         assert queue.job(neighbour).state is State.RUNNING and os.path.exists(f"/proc/{theirs}")
-    assert "does not end its work" not in daemon.errors()
+    assert "did not end its work" not in daemon.errors()
 
 
 def test_one_that_ends_by_itself_is_not_asked_for(daemon):
@@ -144,7 +144,7 @@ def test_a_service_that_hangs_keeps_no_job_alive(daemon):
         queue.cancel(hung, grace=0)
         assert queue.wait(hung, timeout=20).state is State.CANCELLED
         assert time.monotonic() - began >= mps_clients.WITHIN
-        assert "does not end its work on the GPU: no answer in 2 seconds; killing it" in daemon.errors()
+        assert "did not end its work on the GPU: no answer in 2 seconds; killing the job" in daemon.errors()
 
 
 def test_nor_does_one_that_is_gone(daemon):
@@ -155,4 +155,4 @@ def test_nor_does_one_that_is_gone(daemon):
         found.wait(20)
         queue.cancel(job, grace=0)
         assert queue.wait(job, timeout=20).state is State.CANCELLED
-        assert "mps-g" in daemon.errors() and "does not end its work on the GPU: " in daemon.errors()
+        assert "mps-g" in daemon.errors() and "did not end its work on the GPU: " in daemon.errors()

@@ -757,3 +757,110 @@ def test_what_is_told_of_a_file_that_is_submitted_begins_with_what_is_wrong_with
     keys = {str(caught.value), *(note.partition(" (")[0] for note in getattr(caught.value, "__notes__", ()))}
     told = {line.partition(" (")[0] for line in all_told(text, name)}
     assert len(keys) <= len(told) and (name.endswith((".toml", ".json")) or len(keys) == len(told))
+
+
+INJECTED = [
+    ("compose.yaml", [
+        ("container_name: t", "contaner_name: t", "services.test.contaner_name is unknown"),
+        ("user: 1000", "working_dir: inside", "services.test: working directory 'inside' is not absolute"),
+        ("volumes:\n      - ./data:/data:ro", "volumes:\n      - ./data:data", "services.test: mount target 'data' is not"),
+        ("{soft: 1024, hard: 4096}", "{soft: 5, hard: 4}", "services.test: ulimits: nofile: the soft limit is above the hard one"),
+        ("interval: 5s", "interval: soon", "services.test: health.interval 'soon'"),
+        ("memory: 50M", "memory: 50Q", "services.test: memory '50Q'"),
+        ("count: 1", "count: -3", "services.test.deploy.resources.reservations.devices[0].count is -3"),
+    ]),
+    ("openpai-2-two-roles.yaml", [
+        ("name: horovod", "name: horovod\nretries: 3", "retries is unknown"),
+        ("minSucceededInstances: 1", "minSuceededInstances: 1", "taskRoles.master.completion.minSuceededInstances is unknown"),
+        ("    commands: [sleep 10", "    instances: none\n    commands: [sleep 10", "taskRoles.master.instances is 'none'"),
+        ("  worker:\n", "  work-er:\n", "taskRoles.work-er is no name of a role"),
+        ("taskRetryCount: 1", "taskRetryCount: x", "taskRoles.work-er.taskRetryCount is 'x'"),
+        ("dockerImage: official\n    resourcePerInstance: {cpu: 16, memoryMB: 16384, gpu: 4}\n    commands: [sleep inf",
+         "dockerImage: other\n    resourcePerInstance: {cpu: 16, memoryMB: 16384, gpu: 4}\n    commands: [sleep inf",
+         "taskRoles.work-er.dockerImage is 'other'"),
+    ]),
+    ("openpai-distributed.json", [
+        ("registry.example/pai.run.tensorflow", "No/Such:::", "'No/Such:::' is not an image reference"),
+        ('"codeDir"', '"codDir"', "codDir is unknown"),
+        ('"memoryMB": 8192', '"memoryMB": "8G"', "taskRoles[0].memoryMB is '8G'"),
+        ('"shmMB": 128', '"shmMB": 999999', "taskRoles[1].shmMB is 999999"),
+        ('"retryCount": 2', '"retryCount": 5000', "retries are out of range"),
+        ('"isDebug": true', '"=": true', "environment name '=' is empty"),
+    ]),
+    ("dlc-cluster.params", [
+        ("name=yourtaskname", f"name={'x' * 200}", f"name '{'x' * 40}' is too long"),
+        ("kind=PyTorchJob", "knd=PyTorchJob", "knd is unknown"),
+        ("worker_count=1", "worker_count=one", "worker_count 'one' cannot be read"),
+        ("worker_cpu=4", "cpu=0.0001", "cpus 0.0001: the kernel gives no less"),
+        ("worker_memory=4\n", "memory=much\n", "memory 'much' is no size"),
+        ("worker_image=registry.example:5000/eflops/pytorch:v1", "worker_image=No/Such:::", "'No/Such:::' is not an image reference"),
+    ]),
+    ("array.sbatch", [
+        ("-J night", "--tiem 3 --gpus=x", "--tiem is unknown"),
+        ("#SBATCH --array=1-9:2", "#SBATCH --array=0-300000", "array '300001' is"),
+        ("--requeue --hold", "--priority=9999999 --hlod", "priority 9999999 is out of range"),
+        ("afterok:1:2,singleton", "afterok:0-0", "--dependency 'afterok:0-0' cannot be read"),
+        ("/data:/data:ro", "/data:data", "mount target 'data' is not an absolute path"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), INJECTED, ids=[name for name, _ in INJECTED])
+def test_misspelt_keys_and_wrong_values_of_other_formats_are_told_at_once_with_their_lines(name, changes):
+    text = (FILES / name).read_text()
+    for old, new, _ in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    told = all_told(text, name)
+    for _, new, said in changes:
+        first, last = (text[:at].count("\n") + 1 for at in (text.index(new), text.index(new) + len(new)))
+        assert [line for line in told for number in range(first, last + 1) if line.startswith(f"{name}:{number}: {said}")], (said, told)
+    besides = ["--gpus 'x' cannot be read", "--hlod is unknown"] if name == "array.sbatch" else []
+    assert len(told) == len(changes) + len(besides) and all(any(one in line for line in told) for one in besides), told
+
+
+def test_what_stands_for_a_value_that_could_not_be_read_is_not_found_wrong(tmp_path):
+    """Nor what needs the value, of our own form, too."""
+    roles = '[roles."x y"]\nports = { "a b" = 0 }\nimage = []\n[roles.b]\ncount = "x"\npull = "never"\n'
+    told = all_told(f'script = "x"\ntime_limit = "q"\nwarn = "USR1@2m"\n{roles}', "a.toml")
+    assert [line.split(" ")[1] for line in told] == ["time_limit", *["roles.x"] * 3, "roles.b.count"], told
+    secrets = "protocolVersion: 2\nname: a\ntype: job\nprerequisites: [{type: dockerimage, name: i, uri: host}]\ntaskRoles:\n  r:\n"
+    told = all_told(
+        f"{secrets}    {{dockerImage: i, resourcePerInstance: {{cpu: 1, memoryMB: x, gpu: 0}}, commands: [<% $secrets.a %>]}}", "a.yaml"
+    )
+    assert [line.partition(" ")[2].partition(" ")[0] for line in told] == ["secrets", "taskRoles.r.resourcePerInstance.memoryMB"], told
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which there is not"),
+        ("hostname = '<% $secrets.a %>'", "a.toml:2: a secret stands where everybody on the host can read it"),
+        ("[secrets.c]\nenv = 'NOT_SET'", "a.toml:2: the secret c has no value"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_names_its_line(said, told, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (found,) = all_told(f"script = 'x'\n{said}\n[secrets]\na = 'b'\n", "a.toml")
+    assert found.startswith(told)
+
+
+def test_a_comment_begins_a_word():
+    text = (
+        "#!/bin/sh\n#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01 --comment '# no' --time=3 # --time=4\n#SBATCH --mem=1G#x # 'y\n"
+    )
+    with pytest.raises(BadInput, match=r"a\.sh:3: --mem '1G#x' cannot be read"):
+        read_text(text, "a.sh")
+    file = read_text(text.replace("1G#x", "1G"), "a.sh")
+    assert (file.roles[0].image, file.queue["time_limit"], file.roles[0].options["memory"]) == ("nvcr.io/nvidia/pytorch:24.01", 180, "1G")
+
+
+def test_the_second_of_two_roles_is_told_with_its_own_line():
+    """OpenPAI's roles of version 1 stand in a list."""
+    text = (
+        (FILES / "openpai-distributed.json")
+        .read_text()
+        .replace('"cpuNumber": 2, "memoryMB": 16384', '"cpuNumber": 9999999, "memoryMB": 16384')
+    )
+    (told,) = all_told(text, "a.json")
+    assert told.startswith("a.json:16: taskRoles[1]: cpus 1e+07"), told

@@ -181,7 +181,7 @@ def test_everybody_comes_to_an_end():
     again = 0
     for number in range(250):
         dice = random.Random(number)
-        now = guaranteed(replace(state(dice), running=(), outside=frozenset()), dice)
+        now = guaranteed(replace(state(dice), running=(), unusable=frozenset()), dice)
         now = replace(now, quotas=without_limits(now.quotas), preemption=Preemption(2.0, 1.0))
         capped = now.quotas.of("user", "anna").classes
         if "H100" in capped:
@@ -240,13 +240,13 @@ def first_has_its_own(now: QueueState) -> bool:
     have run for long enough, but for those whom the guarantee counts itself; unless that is too little, or as many others of the guarantee
     are free. Whether such a one had to be given back."""
     found, running, loose = decide(now, 0.0), [job for job in now.running if job.gpus], uncovered(now)
-    free = set(now.gpus) - now.outside - {gpu for job in running for gpu in job.gpus}
+    free = set(now.gpus) - now.unusable - {gpu for job in running for gpu in job.gpus}
     covering = {job.id: [pool for pool, count in pools(now, job, goal(now, job)) if held(now, running, *pool) + job.gpus <= count]
                 for job in now.waiting if job.gpus}  # fmt: skip
     first = min((job for job in now.waiting if covering.get(job.id)), key=order, default=None)
     if first is None:
         return False
-    may = goal(now, first) - now.outside
+    may = goal(now, first) - now.unusable
     if len(may & free) >= first.gpus:
         assert first.id in {start.job for start in found.starts}
         return False

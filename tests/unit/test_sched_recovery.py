@@ -10,18 +10,16 @@ from dataclasses import replace
 from operator import attrgetter
 
 import pytest
-from support.stand_in import StandIn, engine, left_running, until
+from support.stand_in import StandIn, engine, left_running, plain, until
 
-from dockless.base.records import differences
 from dockless.cgroups import Limits
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import stopping
 from dockless.sched.engine.gpus import draining
-from dockless.sched.jobs import Filter, JobOptions, JobSpec
+from dockless.sched.jobs import Filter, JobOptions
 from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import held
 from dockless.sched.wire.answers import Answers
@@ -31,16 +29,7 @@ REBOOTED = "the host was rebooted while it ran"
 KILLED = "its keeper was killed"
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False, account=True)
-
-
-def plain(**fields):
-    return differences(JobSpec(**{"spec": Spec(argv=("true",)), **fields}))
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +218,7 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
         def places(running):
             aside = running.aside
             counts = running.per_user.jobs, running.per_user.size, running.per_user._of_spec
-            arrays = {number: (array.inside, array.outside) for number, array in aside._arrays.items()}
+            arrays = {number: (array.inside, array.limited) for number, array in aside._arrays.items()}
             return [[job.id for job in running.waiting], aside.kept, aside._named, arrays, counts, aside._waited_for]
 
         async def listing(running):

@@ -27,11 +27,7 @@ from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.picture import Picture
 
 ME = Caller(0, "root", frozenset(), True)
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def asking(gpus: str = "", **limits) -> JobSpec:

@@ -18,7 +18,7 @@ from dockless.sched.store.queue import NewJob
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
 
-AT_A_TIME = 50
+JOBS_A_TURN = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 
 
@@ -42,7 +42,7 @@ async def admitted(
     ``Engine.submit``; ``before``: how many jobs of the same submit have been here."""
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
-        if index % AT_A_TIME == AT_A_TIME - 1:
+        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
             await turn()
         try:
             asked = read(JobSpec, plain, "job")
@@ -57,7 +57,7 @@ async def admitted(
                 error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
             raise
     if gang:
-        new = gang_admission.admitted(engine, caller, new)
+        new = gang_admission.as_gang(engine, caller, new)
     elif any(job.options.role for job in new):
         raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
     await refuse_unknown(engine, caller, {name for job in new for name in job.options.after}, turn)

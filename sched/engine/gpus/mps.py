@@ -34,7 +34,7 @@ from dockless.sched.engine.gpus import mps_places
 if TYPE_CHECKING:
     from dockless.sched.engine.attempts import Handle, Launcher
 
-OWN = 512
+SERVICE_MEMORY = 512
 """MiB of a shared GPU that are the service's: its server has a context of CUDA."""
 PIPES, MEMORY = "/dev/nvidia-mps", "/dev/shm"
 """Where its directories are inside."""
@@ -123,7 +123,7 @@ class ControlDaemons:
             health=HealthCheck(disabled=True),
         )
         labels = {"queue": self._queue, "mps": uuid}
-        share = lease.Share(uuid, OWN, "user", lease.share_number(name))
+        share = lease.Share(uuid, SERVICE_MEMORY, "user", lease.share_number(name))
         self.known.add(name)
         try:
             with contextlib.ExitStack() as held:
