@@ -78,6 +78,7 @@ time.sleep(1000)
 
 
 PROGRAM = """
+from dockless.sandbox import binds, features
 from dockless.sandbox.gpus import lease
 from dockless.sched.daemon import main
 from dockless.sched.engine import mps_clients
@@ -92,6 +93,8 @@ PATIENT = "mps_clients.WITHIN = 60.0"
 """The stand-in is a Python program, started three times: an emulated processor needs more than two seconds."""
 UNTOLD = "lease._answers = no_handler"
 """A kernel without unix_diag: it does not tell whose a lease is."""
+UNMAPPED = "features.accepts_idmap = binds.accepts_idmap = lambda *given: False"
+"""A kernel before 6.3: it cannot map the owners in a tmpfs."""
 
 
 @pytest.fixture
@@ -155,6 +158,12 @@ def test_where_the_kernel_does_not_tell_whose_leases_are_they_have_it_too(daemon
         own = queue.submit(JobSpec(Spec(("sleep", "1000"), mounts=(Tmpfs("/dev/shm"),)), gpus="memory=20G"))
         until(lambda: queue.job(own).options.enforced_by == "watchdog", "it is watched")
         assert [queue.job(compute(queue)).attempt for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("change", [UNMAPPED], indirect=True)
+def test_where_the_kernel_cannot_map_owners_root_has_it_too(daemon):
+    with daemon.client() as queue:
+        compute(queue)
 
 
 def test_one_that_ends_by_itself_is_not_asked_for(daemon):
