@@ -27,7 +27,7 @@ from dockless.sched.engine.gpus import mps, mps_places, sharing
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 pytestmark = [
-    requires("userns", "overlay", "cgroup2", "program:gcc"),
+    requires("userns", "overlay", "cgroup2"),
     pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver"),
 ]
 ASK = "echo get_default_device_pinned_mem_limit 0 | nvidia-cuda-mps-control; echo answered $?"

@@ -28,7 +28,7 @@ from dockless.sched.policy.supplies import MEMORY
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
-    from dockless.sandbox.gpus.lease import Company
+    from dockless.sandbox.gpus.lease import Company, Ours
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
 
@@ -38,12 +38,12 @@ EVERY = 1.0
 
 
 class SharingLauncher:
-    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``enforced_by``:
-    what keeps the last one to it."""
+    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``ours``: as
+    ``leased``. ``enforced_by``: what keeps the last one to it."""
 
-    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company) -> None:
+    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company, ours: Ours = ()) -> None:
         self.launcher = launcher
-        self.memory, self.capacity, self.company = memory, capacity, company
+        self.memory, self.capacity, self.company, self.ours = memory, capacity, company, ours
         self.enforced_by = ""
 
     def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = _NONE, **how: Any) -> Handle:
@@ -53,7 +53,7 @@ class SharingLauncher:
         (uuid,) = spec.gpus
         share = lease.Share(uuid, self.memory, self.company, lease.share_number(id))
         with contextlib.ExitStack() as held:
-            sockets = lease.take_share(share, self.capacity)
+            sockets = lease.take_share(share, self.capacity, self.ours)
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
             more: Mapping[str, Any] = {**how, "leased": sockets, "controllers": limits.CONTROLLERS}
@@ -105,12 +105,12 @@ def part_of(engine: Engine, entry: LiveJob) -> float:
 
 
 def launcher(engine: Engine, job: Job) -> Launcher:
-    """What starts this job."""
+    """What starts this job, after ``with_service``."""
     memory = share(engine, job)
     if not memory:
         return engine.launcher
     company: Company = "all" if engine.config.share == "all" else "user"
-    return SharingLauncher(engine.launcher, memory, _capacity(engine, job), company)
+    return SharingLauncher(engine.launcher, memory, _capacity(engine, job), company, leased(engine))
 
 
 def _capacity(engine: Engine, job: Job) -> int:
@@ -131,7 +131,7 @@ async def with_service(engine: Engine, job: Job, spec: Spec, owner: int | None, 
     if not memory or not engine.config.has_mps:
         return spec
     async with _turn(engine, engine.mps.name(job.uid, job.devices[0])):
-        what = job.uid, job.devices[0], memory, _capacity(engine, job), _room(engine), owner, user
+        what = job.uid, job.devices[0], memory, _capacity(engine, job), _room(engine), owner, user, leased(engine)
         joined: Spec = await engine.in_thread(engine.serving, engine.mps.join, spec, *what)
         return joined
 

@@ -125,11 +125,11 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         await ending.end(engine, entry, State.CANCELLED, "cancelled before it ran", None, None)
         return
     name = engine.name(job.id, lease.attempt)
-    launcher = sharing.launcher(engine, job)
     try:
         spec = _spec(engine, entry, lease.attempt, lease.gpus)
         how: dict[str, Any] = {"owner": job.uid or None, "user": job.uid} if os.geteuid() == 0 else {"owner": None}
         spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
+        launcher = sharing.launcher(engine, job)
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
         pool = engine.launching_on_gpus if lease.gpus else engine.launching
