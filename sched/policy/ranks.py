@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
+from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.borrowing import counted
 from dockless.sched.policy.waiting import Line, WaitingJob
@@ -24,6 +25,9 @@ Place = tuple[bool, int, tuple[float, ...], float, int]
 
 Ranked = tuple[str, tuple[str, ...], int, tuple[str, ...]]
 
+_Alike = tuple[str, tuple[str, ...], str, frozenset[str], bool]
+"""What jobs have in common that use up the same guarantees and count with the same weights."""
+
 IN_NO_ORDER: Rank = False, ()
 """The rank of all where it is the same."""
 
@@ -32,6 +36,17 @@ IN_ORDER = -math.inf
 
 ENTRY = 600.0
 """Seconds for which a job that starts counts at once, so that a burst of short jobs does not all start before anybody notices."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Of jobs that are alike, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
+    within a guarantee; ``known``: whether that and the ``shares`` are still so."""
+
+    classes: tuple[str, ...]
+    left: float = math.inf
+    shares: tuple[float, ...] = ()
+    known: bool = False
 
 
 class Ranks:
@@ -47,7 +62,8 @@ class Ranks:
         self._spent: dict[str, float] | None = None if state.usage is None else defaultdict(float, state.usage)
         self._holds: Counter[str] = Counter()
         self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, int]]] = {}
-        self._ranks: dict[Ranked, Rank] = {}
+        self._standings: dict[_Alike, _Standing] = {}
+        self._standings_in: defaultdict[str, list[_Standing]] = defaultdict(list)  # by user and by group
         if self.guarantee_any:
             for job in state.running:
                 self._count(job, job.gpus)
@@ -74,12 +90,11 @@ class Ranks:
         """The part of its place that may get later in a pass, which jobs that are ranked together have in common."""
         if not self.moving:
             return IN_NO_ORDER
-        ranked = self.ranked(job)
-        found = self._ranks.get(ranked)
-        if found is None:
-            borrows = self.guarantee_any and not self.guarantees(job)
-            found = self._ranks[ranked] = borrows, self._shares(job) if self._spent is not None else ()
-        return found
+        alike = job.user, job.groups, job.gpu_class, job.devices, job.gpus > 0
+        standing = self._standings.get(alike)
+        if standing is None or not standing.known:
+            standing = self._stands(job, alike)
+        return job.gpus > standing.left, standing.shares
 
     def ranked(self, job: WaitingJob) -> Ranked:
         """Jobs that are ranked together."""
@@ -111,17 +126,31 @@ class Ranks:
         return name is not None and counted(job.gpus, name, self.sets) > 0
 
     def started(self, job: WaitingJob, gpus: Collection[str]) -> None:
-        self._ranks.clear()
         if self.guarantee_any:
             self._count(job, gpus)
-        if self._spent is not None:
-            for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
+        for pool in _names(job.user, job.groups):
+            for standing in self._standings_in.get(pool, ()):
+                standing.known = False
+            if self._spent is not None:
                 self._spent[pool] += job.gpus * ENTRY
 
-    def _shares(self, job: WaitingJob) -> tuple[float, ...]:
+    def _stands(self, job: WaitingJob, alike: _Alike) -> _Standing:
+        found = self._standings.get(alike)
+        if found is None:
+            found = self._standings[alike] = _Standing(self.classes(job) if self.sets else ())
+            for pool in _names(job.user, job.groups):
+                self._standings_in[pool].append(found)
+        if self.guarantee_any:
+            pools = self._guaranteed(job).items()
+            counts = (count - self._holds[pool] for pool, (name, count) in pools if not name or name in found.classes)
+            found.left = max(counts, default=-math.inf)
+        found.shares = self._shares(job, found.classes) if self._spent is not None else ()
+        found.known = True
+        return found
+
+    def _shares(self, job: WaitingJob, classes: tuple[str, ...]) -> tuple[float, ...]:
         """What her groups have had, the one that had most for its weight, then what the user has had."""
         assert self._spent is not None
-        classes = self.classes(job) if self.sets else ()
         own = self._spent[f"user {job.user}"] / (self.quotas.weight("user", job.user, classes) or 1)
         weights = ((group, self.quotas.weight("group", group, classes)) for group in job.groups)
         return max((self._spent[f"group {group}"] / weight for group, weight in weights if weight), default=own), own
@@ -135,3 +164,7 @@ class Ranks:
     def _count(self, job: WaitingJob | RunningJob, gpus: Collection[str]) -> None:
         for pool, (name, _) in self._guaranteed(job).items():
             self._holds[pool] += counted(gpus, name, self.sets)
+
+
+def _names(user: str, groups: Iterable[str]) -> tuple[str, ...]:
+    return (f"user {user}", *(f"group {group}" for group in groups))
