@@ -43,7 +43,7 @@ from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.lined_up import LinedUp, Turn
 from dockless.sched.policy.quotas import counts_jobs
-from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranked, Ranks
+from dockless.sched.policy.ranks import IN_ORDER, Place, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.room import Room
 from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
@@ -89,8 +89,6 @@ class _Pass(Room):
         self.resting: dict[Kind, int] = {}
         self.starts: list[StartJob] = []
         self.ranks = Ranks(state)
-        self.of_user: dict[str, list[WaitingJob]] = {}
-        self.past: dict[Ranked, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
         self.promised: dict[int, Hold] = {}
         self.have_borrowed: Sequence[RunningJob] | None = None
@@ -403,9 +401,7 @@ class _Pass(Room):
 
     def passed(self, job: WaitingJob, place: Place) -> bool:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
-        return self.ranks.place(job) < place or any(
-            self.ranks.place(job, rank) < until for rank, until in self.past.get(self.ranks.ranked(job), ())
-        )
+        return self.ranks.place(job) < place or self.ranks.came_before(job)
 
     def start(self, job: WaitingJob, shared: str = "") -> None:
         """``shared``: the GPU that it joins."""
@@ -434,25 +430,12 @@ class _Pass(Room):
                 reservation.extra -= drawn[pool] if pool in drawn else job.width if pool == JOBS else self.takes(job, gpus, pool, ends)
         self.count(job, gpus, ends)
         if job.gpus and self.ranks.moving:
-            self.note_ranks(job, gpus, furthest)
+            self.ranks.started(job, gpus, furthest)
         for pool in pools:
             self.look_at_parked(pool, furthest)
         self.running.append(
             RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory, width=job.width)
         )
-
-    def note_ranks(self, job: WaitingJob, gpus: Collection[str], place: Place) -> None:
-        """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
-        if not self.of_user:
-            for one in self.with_gpus:
-                self.of_user.setdefault(one.user, []).append(one)
-        others = (one for one in self.with_gpus if not set(job.groups).isdisjoint(one.groups)) if job.groups else ()
-        near = {self.ranks.ranked(one): one for one in chain(self.of_user.get(job.user, ()), others)}
-        before = [self.ranks.rank(one) for one in near.values()]
-        self.ranks.started(job, gpus)
-        for (ranked, one), rank in zip(near.items(), before, strict=True):
-            if self.ranks.rank(one) != rank:
-                self.past.setdefault(ranked, []).append((rank, place))
 
     def take_back(self, job: WaitingJob) -> bool:
         """Promise ``job``, which stays within a guarantee and delays no reservation, the GPUs that are free, those that are just coming

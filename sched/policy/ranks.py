@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import dataclass, field
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.borrowing import counted
 from dockless.sched.policy.waiting import Line, WaitingJob
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]
 
-Ranked = tuple[str, tuple[str, ...], int, tuple[str, ...]]
 
 _Alike = tuple[str, tuple[str, ...], str, frozenset[str], bool]
 """What jobs have in common that use up the same guarantees and count with the same weights."""
@@ -41,12 +40,15 @@ ENTRY = 600.0
 @dataclass(slots=True)
 class _Standing:
     """Of jobs that are alike, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
-    within a guarantee; ``known``: whether that and the ``shares`` are still so."""
+    within a guarantee; ``known``: whether that and the ``shares`` are still so; ``past``: what both were before a start made them others,
+    and the furthest place that anybody had come to then. ``job``: one of them."""
 
+    job: WaitingJob
     classes: tuple[str, ...]
     left: float = math.inf
     shares: tuple[float, ...] = ()
     known: bool = False
+    past: list[tuple[float, tuple[float, ...], Place]] = field(default_factory=list)
 
 
 class Ranks:
@@ -87,18 +89,17 @@ class Ranks:
         return count
 
     def rank(self, job: WaitingJob) -> Rank:
-        """The part of its place that may get later in a pass, which jobs that are ranked together have in common."""
+        """The part of its place that may get later in a pass."""
         if not self.moving:
             return IN_NO_ORDER
-        alike = job.user, job.groups, job.gpu_class, job.devices, job.gpus > 0
-        standing = self._standings.get(alike)
-        if standing is None or not standing.known:
-            standing = self._stands(job, alike)
+        standing = self._standing(job)
         return job.gpus > standing.left, standing.shares
 
-    def ranked(self, job: WaitingJob) -> Ranked:
-        """Jobs that are ranked together."""
-        return job.user, job.groups, job.gpus, self.classes(job) if self.sets else ()
+    def came_before(self, job: WaitingJob) -> bool:
+        """Whether, before something that has started made its place later, others had come further than that."""
+        if not self.moving:
+            return False
+        return any(self.place(job, (job.gpus > left, shares)) < until for left, shares, until in self._standing(job).past)
 
     def classes(self, job: WaitingJob) -> tuple[str, ...]:
         """Of the ``sets`` those that have all GPUs that it may get, the smallest first."""
@@ -125,28 +126,38 @@ class Ranks:
         name, _ = self._guaranteed(job).get(pool, (None, 0))
         return name is not None and counted(job.gpus, name, self.sets) > 0
 
-    def started(self, job: WaitingJob, gpus: Collection[str]) -> None:
+    def started(self, job: WaitingJob, gpus: Collection[str], furthest: Place) -> None:
+        """Those who share a quota with ``job`` come later from now on. ``furthest``: the place that anybody has come to."""
+        names = f"user {job.user}", *(f"group {group}" for group in job.groups)
+        for standing in {id(one): one for pool in names for one in self._standings_in.get(pool, ())}.values():
+            if not standing.known:
+                self._reckon(standing)
+            standing.past.append((standing.left, standing.shares, furthest))
+            standing.known = False
         if self.guarantee_any:
             self._count(job, gpus)
-        for pool in _names(job.user, job.groups):
-            for standing in self._standings_in.get(pool, ()):
-                standing.known = False
-            if self._spent is not None:
+        if self._spent is not None:
+            for pool in names:
                 self._spent[pool] += job.gpus * ENTRY
 
-    def _stands(self, job: WaitingJob, alike: _Alike) -> _Standing:
+    def _standing(self, job: WaitingJob) -> _Standing:
+        alike = job.user, job.groups, job.gpu_class, job.devices, job.gpus > 0
         found = self._standings.get(alike)
         if found is None:
-            found = self._standings[alike] = _Standing(self.classes(job) if self.sets else ())
-            for pool in _names(job.user, job.groups):
+            found = self._standings[alike] = _Standing(job, self.classes(job) if self.sets else ())
+            for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
                 self._standings_in[pool].append(found)
-        if self.guarantee_any:
-            pools = self._guaranteed(job).items()
-            counts = (count - self._holds[pool] for pool, (name, count) in pools if not name or name in found.classes)
-            found.left = max(counts, default=-math.inf)
-        found.shares = self._shares(job, found.classes) if self._spent is not None else ()
-        found.known = True
+        if not found.known:
+            self._reckon(found)
         return found
+
+    def _reckon(self, standing: _Standing) -> None:
+        if self.guarantee_any:
+            pools = self._guaranteed(standing.job).items()
+            counts = (count - self._holds[pool] for pool, (name, count) in pools if not name or name in standing.classes)
+            standing.left = max(counts, default=-math.inf)
+        standing.shares = self._shares(standing.job, standing.classes) if self._spent is not None else ()
+        standing.known = True
 
     def _shares(self, job: WaitingJob, classes: tuple[str, ...]) -> tuple[float, ...]:
         """What her groups have had, the one that had most for its weight, then what the user has had."""
@@ -164,7 +175,3 @@ class Ranks:
     def _count(self, job: WaitingJob | RunningJob, gpus: Collection[str]) -> None:
         for pool, (name, _) in self._guaranteed(job).items():
             self._holds[pool] += counted(gpus, name, self.sets)
-
-
-def _names(user: str, groups: Iterable[str]) -> tuple[str, ...]:
-    return (f"user {user}", *(f"group {group}" for group in groups))
