@@ -12,7 +12,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
-from dockless.base.dataclass import dataclass, field
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.borrowing import counted
 from dockless.sched.policy.waiting import Line, WaitingJob
@@ -37,18 +36,18 @@ ENTRY = 600.0
 """Seconds for which a job that starts counts at once, so that a burst of short jobs does not all start before anybody notices."""
 
 
-@dataclass(slots=True)
 class _Standing:
-    """Of jobs that are alike, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
+    """Of jobs that are alike, as ``job``, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
     within a guarantee; ``known``: whether that and the ``shares`` are still so; ``past``: what both were before a start made them others,
-    and the furthest place that anybody had come to then. ``job``: one of them."""
+    and the furthest place that anybody had come to then."""
 
-    job: WaitingJob
-    classes: tuple[str, ...]
-    left: float = math.inf
-    shares: tuple[float, ...] = ()
-    known: bool = False
-    past: list[tuple[float, tuple[float, ...], Place]] = field(default_factory=list)
+    __slots__ = ("classes", "job", "known", "left", "past", "shares")
+
+    def __init__(self, job: WaitingJob, classes: tuple[str, ...]) -> None:
+        self.job, self.classes, self.known = job, classes, False
+        self.left: float = math.inf
+        self.shares: tuple[float, ...] = ()
+        self.past: list[tuple[float, tuple[float, ...], Place]] = []
 
 
 class Ranks:
@@ -71,7 +70,10 @@ class Ranks:
                 self._count(job, job.gpus)
 
     def place(self, job: WaitingJob, rank: Rank | None = None, turn: float = IN_ORDER) -> Place:
-        borrows, shares = self.rank(job) if rank is None else rank
+        if rank is None and self.moving:
+            standing = self._standing(job)
+            return job.gpus > standing.left, -job.priority, standing.shares, turn, job.id
+        borrows, shares = IN_NO_ORDER if rank is None else rank
         return borrows, -job.priority, shares, turn, job.id
 
     def before(self, lines: Iterable[Line], job: WaitingJob) -> int:
