@@ -71,7 +71,7 @@ def defaults_of(kind: type) -> dict[str, Any]:
 def many(kind: type[T], count: int, columns: Mapping[str, Iterable[Any]]) -> list[T]:
     """So many instances, of one value for each in each column; of the fields without a column, their defaults. A fifth of the time of as
     many calls: no ``__init__`` and no ``__post_init__`` is called."""
-    made = [kind.__new__(kind) for _ in range(count)]
+    made = [*map(kind.__new__, repeat(kind, count))]
     fields: Mapping[str, _Field] = kind.__dict__["__made_of__"][0]
     for name, found in fields.items():
         values = columns.get(name)

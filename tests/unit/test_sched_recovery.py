@@ -258,6 +258,23 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("others", [0, 2])
+def test_what_was_cancelled_as_it_waited_is_made_whole_at_once(tmp_path, others):
+    """Alone, and among others."""
+    db = schema.open_queue(tmp_path / "jobs.db")
+    one = queue.NewJob(0, "root", "", "", "host", "true", "3", 3, (), (), 0, 0.0, "fail", "{}", JobOptions())
+    queue.insert(db, [one] * (1 + others), False, 1.0)
+    db.execute("UPDATE jobs SET cancelled=1 WHERE id=1")
+    db.close()
+
+    async def play():
+        async with engine(tmp_path, StandIn(tmp_path)) as running:
+            assert [number for number in running.entries if not running.entries.is_outline(number)] == [1]
+            assert len(running.entries) == 1 + others and running.entries[1].cancelled
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("rule", [{"retry_at": 4e9}, {"requeue": "asked"}, {"preempted_by": 7}])
 def test_what_is_between_two_attempts_is_made_whole_at_once(tmp_path, rule):
     db = schema.open_queue(tmp_path / "jobs.db")

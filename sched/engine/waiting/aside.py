@@ -83,7 +83,7 @@ class Aside:
         if job.options.array_limit and job.state is not State.PENDING:
             self._arrays.setdefault(job.array, _Array()).inside.add(job.id)
 
-    def enter_names(self, ids: Iterable[int], uids: Iterable[int], names: Iterable[str]) -> None:
+    def enter_names(self, ids: Iterable[int], uids: Iterable[int], names: Iterable[str | None]) -> None:
         """The same of jobs that wait and are not named otherwise."""
         for number, uid, name in zip(ids, uids, names, strict=True):
             if name:
