@@ -845,14 +845,25 @@ def test_what_is_wrong_with_a_secret_names_its_line(said, told, monkeypatch):
     assert found.startswith(told)
 
 
-def test_a_comment_begins_a_word():
-    text = (
-        "#!/bin/sh\n#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01 --comment '# no' --time=3 # --time=4\n#SBATCH --mem=1G#x # 'y\n"
-    )
-    with pytest.raises(BadInput, match=r"a\.sh:3: --mem '1G#x' cannot be read"):
-        read_text(text, "a.sh")
-    file = read_text(text.replace("1G#x", "1G"), "a.sh")
-    assert (file.roles[0].image, file.queue["time_limit"], file.roles[0].options["memory"]) == ("nvcr.io/nvidia/pytorch:24.01", 180, "1G")
+def test_a_batch_scripts_line_ends_at_a_sign_of_comments_as_for_sbatch():
+    """Also within a word: that is told. get_argument() of Slurm's src/sbatch/opt.c"""
+    text = """#!/bin/sh
+#SBATCH -J '# no' --container-image="nvcr.io#nvidia/pytorch:24.01" --time=3 # 'time=4
+#SBATCH --container-workdir=/a\\#b --mem=1G#x --time=4
+"""
+    file = read_text(text, "a.sh")
+    (role,) = file.roles
+    assert (file.name, role.image, file.queue["time_limit"]) == ("# no", "nvcr.io/nvidia/pytorch:24.01", 180)
+    assert (role.options["memory"], role.options["workdir"]) == ("1G", "/a#b")
+    why = "the line ends there, as it does for sbatch: write it in quotes where it belongs to the value"
+    assert file.notes == (f"a.sh:3: '--mem=1G#': {why}",)
+    with pytest.raises(BadInput, match=r"a\.sh:2: a quote does not end"):
+        read_text("#!/bin/sh\n#SBATCH --mem='1G # x\n", "a.sh")
+
+
+def test_what_export_does_not_take_along_is_said_with_what_to_write():
+    notes = read_text("#!/bin/sh\n#SBATCH --export=ALL,HOME,A=1\n", "a.sh").notes
+    assert [note.partition(": write ")[2] for note in notes] == ["NAME=VALUE for each variable", "HOME=VALUE"]
 
 
 def test_the_second_of_two_roles_is_told_with_its_own_line():
