@@ -437,6 +437,29 @@ def test_a_type_of_gpus_is_a_class(model, count, gpu_class):
     assert read_text(dlc, "a.params").roles[0].options.get("gpu_class", "") == gpu_class
 
 
+@pytest.mark.parametrize(
+    ("policy", "counts", "succeeded", "note"),
+    [
+        ("ChiefWorker", {"chief": 1, "ps": 2, "worker": 3}, {"chief": 1}, ""),
+        ("ChiefWorker", {"master": 1, "worker": 3}, {"master": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 1}, {"worker": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 3}, {"worker": 3}, "the first worker does not decide alone"),
+        ("AllWorkers", {"ps": 2, "worker": 3}, {"worker": 3}, ""),
+        ("AllWorkers", {"worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2}, {"chief": 1}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2, "worker": 3}, {"worker": 3}, "the chief ends with the workers"),
+        ("AllWorkers", {"ps": 2}, {}, ""),
+        ("", {"chief": 1, "ps": 2, "worker": 3}, {}, ""),
+    ],
+)
+def test_who_decides_that_a_job_of_dlc_has_succeeded(policy, counts, succeeded, note):
+    text = "".join(f"{name}_count={count}\n{name}_image=x\n" for name, count in counts.items())
+    file = read_text(f"kind=TFJob\ncommand=true\nsuccess_policy={policy}\n{text}", "a.params")
+    assert {role.name: role.min_succeeded for role in file.roles if role.min_succeeded} == succeeded
+    assert bool(note) == bool(file.notes) and note in " ".join(file.notes)
+
+
 ALONE = [
     ("a.yaml", "services:\n  web: {image: x, environment: {RANK: mine}}\n", "web", "mine"),
     ("a.params", "kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\n", "worker", "0"),
