@@ -27,6 +27,8 @@ _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
+_OF_OPENPAI = "PAI_TASK_ROLE_LIST"
+"""A variable that each of its jobs has, also in our own form."""
 _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
@@ -214,7 +216,7 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai="PAI_TASK_ROLE_LIST" in own)
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai=_OF_OPENPAI in own)
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
@@ -261,9 +263,9 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
     for name in said:
         if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
-    if file.format.startswith("openpai"):
+    if isinstance(env := role.options.get("env"), Mapping) and _OF_OPENPAI in env:
         user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
-        role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
+        role = replace(role, options={**role.options, "env": {**user, **env}})
     unread = {name for name in (*said, *role.options, *_NAMES, "secrets") if name not in given and is_unread(file, role, name)}
     for name, check in _NAMES.items():
         with wrong.noted(), _placed(file, role, what, name):

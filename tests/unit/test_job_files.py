@@ -484,8 +484,39 @@ def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
 def test_openpais_jobs_know_their_user_and_where_files_are():
     file = read_text(OPENPAI % ("", 0), "a.json")
     env = dict(make_job_of(file, "a.json").spec.env)
+    assert dict(make_job_of(read_text(toml(document(file)), "a.toml"), "a.toml").spec.env) == env  # once it is converted, too
     assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (getpass.getuser(), "file:///data")
+    assert env["PAI_OUTPUT_DIR"] == "file:///Output/a"
     assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("completion", "failed", "succeeded"),
+    [
+        ("", 1, 3),
+        ("completion: {minFailedInstances: -1, minSucceededInstances: -1}, ", None, None),
+        ("completion: {minFailedInstances: 2, minSucceededInstances: 1}, ", 2, 1),
+    ],
+)
+def test_when_a_job_of_openpai_has_ended(completion, failed, succeeded):
+    """What is not said of successes is the number of instances; -1: when all have ended."""
+    file = read_text(OPENPAI_2.replace("r: {", f"r: {{instances: 3, {completion}"), "a.yaml")
+    (role,) = file.roles
+    assert (role.min_failed, role.min_succeeded) == (failed, succeeded)
+    env = role.options["env"]
+    told = env["PAI_MIN_FAILED_TASK_COUNT_r"], env["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]
+    assert told == (str(failed or -1), str(succeeded or -1))
+    first = read_text(OPENPAI % ("", 0), "a.json").roles[0]
+    assert (first.min_failed, first.min_succeeded, first.options["env"]["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]) == (1, None, "-1")
+
+
+def test_parameters_stand_in_addresses_of_prerequisites():
+    text = OPENPAI_2.replace("uri: x}]", "uri: 'x:<% $parameters.tag %>'}, {type: data, name: d, uri: ['/data/<% $parameters.set %>']}]")
+    text = text.replace("r: {", "r: {data: d, ").replace('["true"]', '["ls <% $data.uri[0] %>"]')
+    (role,) = read_text(f"{text}parameters: {{tag: 7, set: cifar}}\n", "a.yaml").roles
+    assert (role.image, role.options["mounts"], role.command[2]) == ("x:7", ["/data/cifar:/data/cifar:ro"], "ls /data/cifar")
+    with pytest.raises(BadInput, match=r"a\.yaml:6: prerequisites\[0\]\.uri refers to \$parameters\.tag, which is no value"):
+        read_text(f"{text}parameters: {{set: cifar}}\n", "a.yaml")
 
 
 def test_what_real_files_of_openpai_say_beyond_the_schema():
