@@ -65,6 +65,7 @@ def _role(job: JobSpec) -> Role:
         dict(map(parse_port, job.ports)),
         job.min_failed or None,
         job.min_succeeded or None,
+        job.reserve_cpus,
     )
 
 

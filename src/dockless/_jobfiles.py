@@ -283,6 +283,9 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
         with wrong.noted(), _placed(file, role, what):
             hidden = _with_secrets(role, _secrets(file))
     found = _made(file, hidden, what, said, given, unread, wrong)
+    if found is not None and role.reserve_cpus:
+        with wrong.noted(), _placed(file, role, what, "reserve_cpus"):
+            found = replace(found, reserve_cpus=role.reserve_cpus)
     if role.image == "host" and not role.command and not role.options.get("entrypoint") and not wrong.errors:
         hint = "give a command, or an image that has one of its own; docs/queue.md shows what a job file says"
         wrong.add(BadInput(f"{what} says no command, and the image host has none", subject=what, hint=hint))

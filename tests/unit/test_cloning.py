@@ -108,7 +108,7 @@ def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
     waited = dataclasses.replace(job, hold=True, begin=1e9, after=("ok:12",), array_limit=4)
     assert again(waited) == job
     told = {field.name for field in dataclasses.fields(JobSpec) if getattr(waited, field.name) != getattr(JobSpec(), field.name)}
-    assert told == {field.name for field in dataclasses.fields(JobSpec)} - {"role", "min_failed", "min_succeeded", "ports"}
+    assert told == {field.name for field in dataclasses.fields(JobSpec)} - {"role", "min_failed", "min_succeeded", "ports", "reserve_cpus"}
 
 
 GANG = """name = "g"
@@ -120,6 +120,7 @@ command = ["work"]
 gpus = 1
 min_failed = "never"
 min_succeeded = 2
+reserve_cpus = 1.5
 ports = { http = 2 }
 [roles.chief]
 command = ["lead"]

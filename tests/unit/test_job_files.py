@@ -23,6 +23,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sched.jobs import options_of
 from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
@@ -479,6 +480,32 @@ def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
     assert ("PAI_HOST_IP_r_0" in env) == (role == "r")
     host = dataclasses.replace(file.roles[0], options={"network": "host"})
     assert "MASTER_ADDR" not in dict(make_job_of(dataclasses.replace(file, roles=(host,)), name).spec.env)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reserved", "cores", "memory"),
+    [
+        ("cpus: '0.5', memory: 50M", "cpus: '2.5', memory: 20M", 2500, 50 << 20),
+        ("cpus: 4", "cpus: 2, memory: 20M", 4000, 20 << 20),
+        ("pids: 9", "memory: 20M", 0, 20 << 20),
+        ("memory: 50M", "cpus: 0.25", 250, 50 << 20),
+    ],
+)
+def test_the_queue_counts_what_compose_reserves(limit, reserved, cores, memory):
+    text = f"services:\n  a:\n    image: x\n    deploy:\n      resources: {{limits: {{{limit}}}, reservations: {{{reserved}}}}}\n"
+    file = read_text(text, "a.yaml")
+    again = read_text(toml(document(file)), "again.toml")
+    (job,), (other,) = make_gang_of(file, "a.yaml"), make_gang_of(again, "again.toml")
+    assert job == other and not file.notes
+    found = options_of(job, "ann")
+    assert (found.millicores, found.memory) == (cores, memory)
+    assert job.spec.limits.cpu_max == (None if "cpus" not in limit else cores / 1000 if cores == 4000 else 0.5)
+
+
+def test_cores_that_are_reserved_stand_above_the_roles_or_in_one():
+    text = "script = 'true'\nreserve_cpus = 2\n[roles.a]\n[roles.b]\nreserve_cpus = 0.5\n"
+    assert [job.reserve_cpus for job in make_gang_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
+    assert all_told("script = 'x'\nreserve_cpus = 10000000", "job.toml") == ["job.toml:2: 1e+07 reserved cores are out of range"]
 
 
 def test_openpais_jobs_know_their_user_and_where_files_are():

@@ -46,7 +46,7 @@ def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
     assert [row.name for row in limits.KEYWORDS] == list(inspect.signature(Limits.parse).parameters)
 
 
-_OF_ROLES = ("role", "min_failed", "min_succeeded", "ports")
+_OF_ROLES = ("role", "min_failed", "min_succeeded", "ports", "reserve_cpus")
 
 
 def test_every_field_of_a_job_has_its_keyword():
