@@ -114,6 +114,8 @@ class JobSpec:
     ``"LABEL:COUNT"``, beside one of its own.
 
     ``reserve_cpus``: cores that the queue counts for it where its limit says fewer, or nothing.
+
+    ``secrets``: names and values. Variables of ``spec`` refer to them, ``<% $secrets.NAME %>``, and get the values when the job starts.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -139,6 +141,7 @@ class JobSpec:
     min_succeeded: int = 0
     ports: tuple[str, ...] = ()
     reserve_cpus: float = 0.0
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -161,6 +164,10 @@ class JobSpec:
         if not 0 <= self.reserve_cpus <= MOST_CORES:
             hint = "give a number of cores, or 0"
             raise BadInput(f"{self.reserve_cpus:g} reserved cores are out of range", subject="reserve_cpus", hint=hint)
+        if self.secrets:
+            from dockless.sched.formats.templates import check_room
+
+            check_room(self.spec.env, dict(self.secrets))
         if self.spec.gpus:
             raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
 

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
 from dockless._jobfiles import read_text as job_file_of
 from dockless.base import json_lines, toml_lines, yaml
+from dockless.base.records import plain
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sched.formats.templates import put_in
 from dockless.sched.jobs import options_of
 from dockless.sched.parsing import MAX_AFTER
 
@@ -319,11 +321,10 @@ def secret_job(command: str, value: str = 'it\'s "quoted" $HOME `id`\n') -> str:
 def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
-    spec = make_job_of(read_job_file(str(path)), "job.toml").spec
-    assert "hunter2" not in repr(spec) and "hunter2" not in " ".join(spec.argv)
-    import subprocess
-
-    subprocess.run(spec.argv, env=dict(spec.env) | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert "hunter2" not in repr(job) and "hunter2" not in str(plain(job.spec))
+    env = dict(put_in(job.spec.env, dict(job.secrets)))
+    subprocess.run(job.spec.argv, env=env | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "hunter2"
 
 
@@ -344,7 +345,17 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="the secret token has no value"):
         make_job_of(read_job_file(str(path)), "job.toml")
     monkeypatch.setenv("OUR_TOKEN", "x")
-    assert ("A", "x") in make_job_of(read_job_file(str(path)), "job.toml").spec.env
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert job.secrets == (("token", "x"),) and put_in(job.spec.env, dict(job.secrets)) == (("A", "x"),)
+
+
+def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
+    text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
+    a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
+    assert (a.secrets, b.secrets) == ((("x", "1"),), ()) and put_in(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
+    long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
+    with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
+        make_job_of(read_text(long, "job.toml"), "job.toml")
 
 
 # -- as jobs
