@@ -6,6 +6,7 @@ GPUs are read in all three forms: ``gpus`` of a service, ``deploy.resources.rese
 
 from __future__ import annotations
 
+import math
 import posixpath
 import shlex
 from collections.abc import Mapping
@@ -198,12 +199,12 @@ def _role(
     if table.has("entrypoint"):
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
-    gpus, count = _deploy(table, options, queue)
+    gpus, count, cores = _deploy(table, options, queue)
     if table.text("runtime") == "nvidia" and not gpus and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
         table.wrong("runtime", "is nvidia, and the service asks for no GPUs", "write gpus: all, or how many it needs under deploy")
     if table.has("runtime"):
         table.note("runtime", "GPUs are given by gpus or deploy alone")
-    found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options)
+    found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options, reserve_cpus=cores)
     table.done_but("x-")
     return found
 
@@ -381,8 +382,8 @@ def _retry(queue: dict[str, Any], most: int | None, unsaid: Any) -> None:
         queue["retries"] = max(most, queue.get("retries", 0))
 
 
-def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tuple[str, int]:
-    """The GPUs of an instance, and how many instances."""
+def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tuple[str, int, float]:
+    """The GPUs of an instance, how many instances, and the cores that are reserved for each."""
     deploy = table.table("deploy")
     deploy.unused(
         dict.fromkeys(("update_config", "rollback_config", "labels", "endpoint_mode"), "it has no effect")
@@ -413,12 +414,11 @@ def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tup
     _one(options, "memory", (table, "mem_limit"), (limits, "memory"))
     _one(options, "pids", (table, "pids_limit"), (limits, "pids"))
     _one(options, "memory_low", (table, "mem_reservation"), (reserved, "memory"))
-    if reserved.has("cpus"):
-        reserved.note("cpus", "what the queue counts, and the job gets, is limits.cpus")
+    cores = math.ceil(round(reserved.number("cpus") * 1000, 6)) / 1000 if reserved.has("cpus") else 0.0  # as the queue counts them
     gpus = _gpus(table, reserved)
     for one in (limits, reserved, resources, deploy):
         one.done()
-    return gpus, count
+    return gpus, count, cores
 
 
 def _one(options: dict[str, Any], keyword: str, *places: tuple[Table, str]) -> None:

@@ -7,6 +7,7 @@ https://www.alibabacloud.com/help/en/pai/user-guide/commands-used-to-submit-jobs
 
 from __future__ import annotations
 
+from dockless.base.dataclass import replace
 from dockless.base.later import re
 from dockless.base.text import shown
 from dockless.base.typing import Any
@@ -69,7 +70,8 @@ def parse(text: str, source: Source) -> JobFile:
     if policy not in ("", "AllWorkers", "ChiefWorker"):
         top.wrong("success_policy", f"is {policy[:40]!r}", "it is ChiefWorker or AllWorkers")
     mounts = _data_sources(top)
-    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, mounts)) is not None)
+    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, mounts)) is not None)
+    roles = _that_decide(top, policy, roles)
     if not roles and not source.errors:
         top.wrong("worker_count", "is missing", "say how many workers there are: worker_count=1")
     queue: dict[str, Any] = {}
@@ -110,7 +112,7 @@ def _data_sources(top: Table) -> list[str]:
     return mounts_of((), found)
 
 
-def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, mounts: list[str]) -> Role | None:
+def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], mounts: list[str]) -> Role | None:
     said = [key for key in top.values if key.startswith(f"{name}_") or key in (f"{name}s", name)]
     counts = [key for key in (f"{name}_count", f"{name}s") if top.has(key)]
     if not said:
@@ -161,5 +163,19 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
         command,
         gpus.lstrip("0"),
         {key: value for key, value in options.items() if value is not None},
-        min_succeeded=1 if name == "chief" and policy == "ChiefWorker" else None,
     )
+
+
+def _that_decide(top: Table, policy: str, roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    """The roles, of which one says when the job has succeeded, as ``success_policy`` asks. Without a chief that is the first worker."""
+    chief = next((role.name for role in roles if role.name in ("chief", "master")), "")
+    workers = next((role.count for role in roles if role.name == "worker"), 0)
+    names = {role.name for role in roles}
+    if not policy or not (workers or chief) or (policy == "AllWorkers" and names <= {"worker", chief}):
+        return roles  # all have to end
+    if policy == "ChiefWorker" and not chief and workers > 1:
+        top.note("success_policy", "there is no chief, and the first worker does not decide alone: all workers have to succeed")
+    if policy == "AllWorkers" and chief and workers:
+        top.note("success_policy", f"the {chief} ends with the workers, when all of them have succeeded")
+    decides = chief if chief and (policy == "ChiefWorker" or not workers) else "worker"
+    return tuple(replace(role, min_succeeded=role.count) if role.name == decides else role for role in roles)

@@ -24,6 +24,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
         "env": "environment", "mounts": "volumes configs secrets", "secrets": "", "tmpfs": "tmpfs volumes", "add_hosts": "extra_hosts",
         "gpus": "gpus deploy.resources.reservations.devices deploy.resources.reservations.generic_resources runtime",
         "cpus": "cpus deploy.resources.limits.cpus", "memory": "mem_limit deploy.resources.limits.memory",
+        "reserve_cpus": "deploy.resources.reservations.cpus",
         "memory_low": "mem_reservation deploy.resources.reservations.memory", "pids": "pids_limit deploy.resources.limits.pids",
         "workdir": "working_dir", "health": "healthcheck", "grace": "stop_grace_period", "pull": "pull_policy",
         "network": "network_mode", "profile": "privileged", "root": "read_only", "interactive": "stdin_open",

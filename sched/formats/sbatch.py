@@ -70,7 +70,7 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes of one argument, MAX_ARG_STRLEN of execve(2)."""
 _LONGEST_LINE = 4096
 _MOST_LINES = 200
-_WORD = r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\])+"""
+_NO_COMMENT = r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^'"\\#])*"""
 _ARRAY = r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6}))?)?(?:%([0-9]{1,6}))?"
 
 
@@ -214,7 +214,7 @@ def _read(lines: Sequence[str], source: Source) -> _Options:
             )
             raise BadInput(f"{source.what}:{number}: the line {what}", subject=source.what, hint="give fewer options")
         try:
-            words = shlex.split(_without_comment(line[7:]))
+            words = shlex.split(_without_comment(line[7:], f"{source.what}:{number}", source))
         except ValueError:
             source.add(BadInput(f"{source.what}:{number}: a quote does not end", subject=source.what, hint="end it"))
             continue
@@ -222,10 +222,16 @@ def _read(lines: Sequence[str], source: Source) -> _Options:
     return said
 
 
-def _without_comment(text: str) -> str:
-    """Without what follows a ``#`` that begins a word; ``shlex`` takes one within a word for it, too."""
-    start = next((match.start() for match in re.finditer(_WORD, text) if match[0][0] == "#"), len(text))
-    return text[:start]
+def _without_comment(text: str, place: str, source: Source) -> str:
+    """The options of a line. As for sbatch they end at a ``#`` that is neither quoted nor escaped, also within a word: then with a note."""
+    match = re.match(_NO_COMMENT, text)
+    end = match.end() if match is not None else 0
+    if text[end : end + 1] != "#":
+        return text
+    if not text[end - 1 : end].isspace():
+        why = "the line ends there, as it does for sbatch: write it in quotes where it belongs to the value"
+        source.notes.append(f"{place}: {shown(text[:end].split()[-1] + '#')}: {why}")
+    return text[:end]
 
 
 def _one_task(said: _Options) -> None:
@@ -294,7 +300,8 @@ def _environment(said: _Options) -> dict[str, str]:
         if equals and name:
             found[name] = value
         elif name not in ("NONE", "NIL"):
-            said.note("export", f"{name[:40]} of the caller's environment is not taken along: write {name[:40]}=VALUE")
+            which, instead = ("", "NAME=VALUE for each variable") if name == "ALL" else (f"{name[:40]} of ", f"{name[:40]}=VALUE")
+            said.note("export", f"{which}the caller's environment is not taken along: write {instead}")
     return found
 
 

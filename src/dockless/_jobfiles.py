@@ -17,7 +17,7 @@ from dockless.errors import BadInput, DocklessError
 from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, read_own
 from dockless.sched.formats.said import is_unread, place_of
 from dockless.sched.formats.tables import Source
-from dockless.sched.formats.templates import secrets_in, told
+from dockless.sched.formats.templates import secrets_in, with_known
 
 if TYPE_CHECKING:
     from dockless.sched import JobSpec
@@ -27,6 +27,10 @@ _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
+_FROM_HIDDEN = f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"'
+"""Commands of a shell that come in a variable."""
+_OF_OPENPAI = "PAI_TASK_ROLE_LIST"
+"""A variable that each of its jobs has, also in our own form."""
 _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
@@ -214,7 +218,7 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai="PAI_TASK_ROLE_LIST" in own)
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai=_OF_OPENPAI in own)
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
@@ -261,9 +265,9 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
     for name in said:
         if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
-    if file.format.startswith("openpai"):
+    if isinstance(env := role.options.get("env"), Mapping) and _OF_OPENPAI in env:
         user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
-        role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
+        role = replace(role, options={**role.options, "env": {**user, **env}})
     unread = {name for name in (*said, *role.options, *_NAMES, "secrets") if name not in given and is_unread(file, role, name)}
     for name, check in _NAMES.items():
         with wrong.noted(), _placed(file, role, what, name):
@@ -277,10 +281,19 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
             _text_of(value, name)
     options = {name: value for name, value in role.options.items() if name != "env"}
     hidden = replace(role, options=options)  # without variables, where one is wrong
+    secrets: Mapping[str, str] = {}
     if "secrets" not in unread:
         with wrong.noted(), _placed(file, role, what):
-            hidden = _with_secrets(role, _secrets(file))
+            secrets = _secrets(file)
+            hidden = _hidden(role, secrets)
     found = _made(file, hidden, what, said, given, unread, wrong)
+    if found is not None and role.reserve_cpus:
+        with wrong.noted(), _placed(file, role, what, "reserve_cpus"):
+            found = replace(found, reserve_cpus=role.reserve_cpus)
+    if found is not None and secrets:
+        with wrong.noted(), _placed(file, role, what, "secrets"):
+            used = {name for _, text in found.spec.env for name in secrets_in(text)}
+            found = replace(found, secrets=tuple((name, value) for name, value in secrets.items() if name in used))
     if role.image == "host" and not role.command and not role.options.get("entrypoint") and not wrong.errors:
         hint = "give a command, or an image that has one of its own; docs/queue.md shows what a job file says"
         wrong.add(BadInput(f"{what} says no command, and the image host has none", subject=what, hint=hint))
@@ -432,20 +445,21 @@ def _secrets(file: JobFile) -> dict[str, str]:
     return found
 
 
-def _with_secrets(role: Role, secrets: Mapping[str, str]) -> Role:
-    """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too."""
+def _hidden(role: Role, secrets: Mapping[str, str]) -> Role:
+    """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too. The values are put
+    in when the job starts."""
     env = role.options.get("env")
     options = dict(role.options)
     if isinstance(env, Mapping):
-        options["env"] = {name: told(_text_of(value, name), secrets, f"env.{name}") for name, value in env.items()}
+        options["env"] = {name: with_known(_text_of(value, name), secrets, f"env.{name}") for name, value in env.items()}
     elif env is not None:
         if not isinstance(env, (list, tuple)):
             raise BadInput(f"env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
-        options["env"] = [told(_text_of(one), secrets, "env") for one in env]
+        options["env"] = [with_known(_text_of(one), secrets, "env") for one in env]
     command = role.command
     if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):
-        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: told(command[2], secrets, "command")}
-        command = (*command[:2], f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"', *command[3:])
+        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: with_known(command[2], secrets, "command")}
+        command = (*command[:2], _FROM_HIDDEN, *command[3:])
     listed = [("image", role.image), *(("command", one) for one in command)]
     listed += [(name, json.dumps(value)) for name, value in options.items() if name != "env"]
     if elsewhere := [(name, text) for name, text in listed if secrets_in(text)]:
@@ -455,6 +469,15 @@ def _with_secrets(role: Role, secrets: Mapping[str, str]) -> Role:
             hint="put it into a variable (env), or into the commands of a shell: script",
         )
     return replace(role, command=command, options=options)
+
+
+def shown_again(role: Role) -> Role:
+    """Commands that came in a variable are in their place again: the inverse of ``_hidden``."""
+    env = role.options.get("env", {})
+    if _HIDDEN not in env or role.command[2:3] != (_FROM_HIDDEN,):
+        return role
+    command = (*role.command[:2], env[_HIDDEN], *role.command[3:])
+    return replace(role, command=command, options={**role.options, "env": {key: env[key] for key in env if key != _HIDDEN}})
 
 
 def _text_of(value: Any, name: str = "") -> str:

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
 from dockless._jobfiles import read_text as job_file_of
 from dockless.base import json_lines, toml_lines, yaml
+from dockless.base.records import plain
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sched.formats.templates import put_in
+from dockless.sched.jobs import options_of
 from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
@@ -318,11 +321,10 @@ def secret_job(command: str, value: str = 'it\'s "quoted" $HOME `id`\n') -> str:
 def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
-    spec = make_job_of(read_job_file(str(path)), "job.toml").spec
-    assert "hunter2" not in repr(spec) and "hunter2" not in " ".join(spec.argv)
-    import subprocess
-
-    subprocess.run(spec.argv, env=dict(spec.env) | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert "hunter2" not in repr(job) and "hunter2" not in str(plain(job.spec))
+    env = dict(put_in(job.spec.env, dict(job.secrets)))
+    subprocess.run(job.spec.argv, env=env | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "hunter2"
 
 
@@ -343,7 +345,17 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="the secret token has no value"):
         make_job_of(read_job_file(str(path)), "job.toml")
     monkeypatch.setenv("OUR_TOKEN", "x")
-    assert ("A", "x") in make_job_of(read_job_file(str(path)), "job.toml").spec.env
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert job.secrets == (("token", "x"),) and put_in(job.spec.env, dict(job.secrets)) == (("A", "x"),)
+
+
+def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
+    text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
+    a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
+    assert (a.secrets, b.secrets) == ((("x", "1"),), ()) and put_in(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
+    long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
+    with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
+        make_job_of(read_text(long, "job.toml"), "job.toml")
 
 
 # -- as jobs
@@ -437,6 +449,29 @@ def test_a_type_of_gpus_is_a_class(model, count, gpu_class):
     assert read_text(dlc, "a.params").roles[0].options.get("gpu_class", "") == gpu_class
 
 
+@pytest.mark.parametrize(
+    ("policy", "counts", "succeeded", "note"),
+    [
+        ("ChiefWorker", {"chief": 1, "ps": 2, "worker": 3}, {"chief": 1}, ""),
+        ("ChiefWorker", {"master": 1, "worker": 3}, {"master": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 1}, {"worker": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 3}, {"worker": 3}, "the first worker does not decide alone"),
+        ("AllWorkers", {"ps": 2, "worker": 3}, {"worker": 3}, ""),
+        ("AllWorkers", {"worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2}, {"chief": 1}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2, "worker": 3}, {"worker": 3}, "the chief ends with the workers"),
+        ("AllWorkers", {"ps": 2}, {}, ""),
+        ("", {"chief": 1, "ps": 2, "worker": 3}, {}, ""),
+    ],
+)
+def test_who_decides_that_a_job_of_dlc_has_succeeded(policy, counts, succeeded, note):
+    text = "".join(f"{name}_count={count}\n{name}_image=x\n" for name, count in counts.items())
+    file = read_text(f"kind=TFJob\ncommand=true\nsuccess_policy={policy}\n{text}", "a.params")
+    assert {role.name: role.min_succeeded for role in file.roles if role.min_succeeded} == succeeded
+    assert bool(note) == bool(file.notes) and note in " ".join(file.notes)
+
+
 ALONE = [
     ("a.yaml", "services:\n  web: {image: x, environment: {RANK: mine}}\n", "web", "mine"),
     ("a.params", "kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\n", "worker", "0"),
@@ -458,11 +493,68 @@ def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
     assert "MASTER_ADDR" not in dict(make_job_of(dataclasses.replace(file, roles=(host,)), name).spec.env)
 
 
+@pytest.mark.parametrize(
+    ("limit", "reserved", "cores", "memory"),
+    [
+        ("cpus: '0.5', memory: 50M", "cpus: '2.5', memory: 20M", 2500, 50 << 20),
+        ("cpus: 4", "cpus: 2, memory: 20M", 4000, 20 << 20),
+        ("pids: 9", "memory: 20M", 0, 20 << 20),
+        ("memory: 50M", "cpus: 0.25", 250, 50 << 20),
+    ],
+)
+def test_the_queue_counts_what_compose_reserves(limit, reserved, cores, memory):
+    text = f"services:\n  a:\n    image: x\n    deploy:\n      resources: {{limits: {{{limit}}}, reservations: {{{reserved}}}}}\n"
+    file = read_text(text, "a.yaml")
+    again = read_text(toml(document(file)), "again.toml")
+    (job,), (other,) = make_gang_of(file, "a.yaml"), make_gang_of(again, "again.toml")
+    assert job == other and not file.notes
+    found = options_of(job, "ann")
+    assert (found.millicores, found.memory) == (cores, memory)
+    assert job.spec.limits.cpu_max == (None if "cpus" not in limit else cores / 1000 if cores == 4000 else 0.5)
+
+
+def test_cores_that_are_reserved_stand_above_the_roles_or_in_one():
+    text = "script = 'true'\nreserve_cpus = 2\n[roles.a]\n[roles.b]\nreserve_cpus = 0.5\n"
+    assert [job.reserve_cpus for job in make_gang_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
+    assert all_told("script = 'x'\nreserve_cpus = 10000000", "job.toml") == ["job.toml:2: 1e+07 reserved cores are out of range"]
+
+
 def test_openpais_jobs_know_their_user_and_where_files_are():
     file = read_text(OPENPAI % ("", 0), "a.json")
     env = dict(make_job_of(file, "a.json").spec.env)
+    assert dict(make_job_of(read_text(toml(document(file)), "a.toml"), "a.toml").spec.env) == env  # once it is converted, too
     assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (getpass.getuser(), "file:///data")
+    assert env["PAI_OUTPUT_DIR"] == "file:///Output/a"
     assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("completion", "failed", "succeeded"),
+    [
+        ("", 1, 3),
+        ("completion: {minFailedInstances: -1, minSucceededInstances: -1}, ", None, None),
+        ("completion: {minFailedInstances: 2, minSucceededInstances: 1}, ", 2, 1),
+    ],
+)
+def test_when_a_job_of_openpai_has_ended(completion, failed, succeeded):
+    """What is not said of successes is the number of instances; -1: when all have ended."""
+    file = read_text(OPENPAI_2.replace("r: {", f"r: {{instances: 3, {completion}"), "a.yaml")
+    (role,) = file.roles
+    assert (role.min_failed, role.min_succeeded) == (failed, succeeded)
+    env = role.options["env"]
+    told = env["PAI_MIN_FAILED_TASK_COUNT_r"], env["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]
+    assert told == (str(failed or -1), str(succeeded or -1))
+    first = read_text(OPENPAI % ("", 0), "a.json").roles[0]
+    assert (first.min_failed, first.min_succeeded, first.options["env"]["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]) == (1, None, "-1")
+
+
+def test_parameters_stand_in_addresses_of_prerequisites():
+    text = OPENPAI_2.replace("uri: x}]", "uri: 'x:<% $parameters.tag %>'}, {type: data, name: d, uri: ['/data/<% $parameters.set %>']}]")
+    text = text.replace("r: {", "r: {data: d, ").replace('["true"]', '["ls <% $data.uri[0] %>"]')
+    (role,) = read_text(f"{text}parameters: {{tag: 7, set: cifar}}\n", "a.yaml").roles
+    assert (role.image, role.options["mounts"], role.command[2]) == ("x:7", ["/data/cifar:/data/cifar:ro"], "ls /data/cifar")
+    with pytest.raises(BadInput, match=r"a\.yaml:6: prerequisites\[0\]\.uri refers to \$parameters\.tag, which is no value"):
+        read_text(f"{text}parameters: {{set: cifar}}\n", "a.yaml")
 
 
 def test_what_real_files_of_openpai_say_beyond_the_schema():
@@ -845,14 +937,25 @@ def test_what_is_wrong_with_a_secret_names_its_line(said, told, monkeypatch):
     assert found.startswith(told)
 
 
-def test_a_comment_begins_a_word():
-    text = (
-        "#!/bin/sh\n#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01 --comment '# no' --time=3 # --time=4\n#SBATCH --mem=1G#x # 'y\n"
-    )
-    with pytest.raises(BadInput, match=r"a\.sh:3: --mem '1G#x' cannot be read"):
-        read_text(text, "a.sh")
-    file = read_text(text.replace("1G#x", "1G"), "a.sh")
-    assert (file.roles[0].image, file.queue["time_limit"], file.roles[0].options["memory"]) == ("nvcr.io/nvidia/pytorch:24.01", 180, "1G")
+def test_a_batch_scripts_line_ends_at_a_sign_of_comments_as_for_sbatch():
+    """Also within a word: that is told. get_argument() of Slurm's src/sbatch/opt.c"""
+    text = """#!/bin/sh
+#SBATCH -J '# no' --container-image="nvcr.io#nvidia/pytorch:24.01" --time=3 # 'time=4
+#SBATCH --container-workdir=/a\\#b --mem=1G#x --time=4
+"""
+    file = read_text(text, "a.sh")
+    (role,) = file.roles
+    assert (file.name, role.image, file.queue["time_limit"]) == ("# no", "nvcr.io/nvidia/pytorch:24.01", 180)
+    assert (role.options["memory"], role.options["workdir"]) == ("1G", "/a#b")
+    why = "the line ends there, as it does for sbatch: write it in quotes where it belongs to the value"
+    assert file.notes == (f"a.sh:3: '--mem=1G#': {why}",)
+    with pytest.raises(BadInput, match=r"a\.sh:2: a quote does not end"):
+        read_text("#!/bin/sh\n#SBATCH --mem='1G # x\n", "a.sh")
+
+
+def test_what_export_does_not_take_along_is_said_with_what_to_write():
+    notes = read_text("#!/bin/sh\n#SBATCH --export=ALL,HOME,A=1\n", "a.sh").notes
+    assert [note.partition(": write ")[2] for note in notes] == ["NAME=VALUE for each variable", "HOME=VALUE"]
 
 
 def test_the_second_of_two_roles_is_told_with_its_own_line():
