@@ -299,8 +299,8 @@ def check_possible(values: Mapping[str, Any]) -> None:
 
 def unknown_names(path: Path | None = None) -> list[str]:
     """One line for each user and group in the file that this host does not know, for each reservation that is over, for ``gpus.mps`` where
-    no GPU is shared so, and for the first weight where ``queue.order`` is not fair: what is said of them has no effect. No error: an
-    account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
+    no GPU is shared so, for ``gpus.driver_root`` that is no directory, and for the first weight where ``queue.order`` is not fair: what is
+    said of them has no effect. No error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
     values, text = load(path), text_of(path) or ""
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
@@ -321,6 +321,8 @@ def unknown_names(path: Path | None = None) -> list[str]:
             found.append((("reservations", name, "start"), f"{said['start']} is over"))
     if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
         found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
+    if not os.path.isdir(values["gpus.driver_root"]):
+        found.append((("gpus", "driver_root"), f"there is no directory {values['gpus.driver_root']}"))
     if values["queue.order"] != "fair":
         weights = (weight for here, said in _quotas(values) for weight in _weights(here, said))
         found += [(here, f'is for order = "fair", and queue.order is {values["queue.order"]!r}') for here in islice(weights, 1)]

@@ -408,6 +408,8 @@ def test_defaults_are_written_once():
         (WEEKLY.replace("anna", "nobody-here"), "3: reservations.ml.users: there is no user 'nobody-here'"),
         ('[host]\nadmin_groups = ["no-group"]\n', "2: host.admin_groups: there is no group 'no-group'"),
         (WEEKLY.replace("anna", "root").replace("Mon 10:00", "2020-01-01T10:00"), "4: reservations.ml.start: 2020-01-01T10:00 is over"),
+        ('[gpus]\nshare = "no"\ndriver_root = "/no-such"\n', "3: gpus.driver_root: there is no directory /no-such"),
+        ('[gpus]\ndriver_root = "/etc/passwd"\n', "2: gpus.driver_root: there is no directory /etc/passwd"),
         (
             "[quota]\ndefault = 1\n[quota.users]\nroot = { limit = 2, weight = 3 }\n[quota.groups]\nroot = { weight = 2 }\n",
             "4: quota.users.root.weight: is for order = \"fair\", and queue.order is 'fifo'",
