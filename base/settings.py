@@ -17,7 +17,8 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from dockless.base import device_names, paths
@@ -297,9 +298,9 @@ def check_possible(values: Mapping[str, Any]) -> None:
 
 
 def unknown_names(path: Path | None = None) -> list[str]:
-    """One line for each user and group in the file that this host does not know, for each reservation that is over, and for
-    ``gpus.mps`` where no GPU is shared so: what is said of them has no effect. No error: an account may be removed while the file stays,
-    and time passes. ``BadInput`` as ``load``."""
+    """One line for each user and group in the file that this host does not know, for each reservation that is over, for ``gpus.mps`` where
+    no GPU is shared so, for ``gpus.driver_root`` that is no directory, and for the first weight where ``queue.order`` is not fair: what is
+    said of them has no effect. No error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
     values, text = load(path), text_of(path) or ""
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
@@ -320,16 +321,35 @@ def unknown_names(path: Path | None = None) -> list[str]:
             found.append((("reservations", name, "start"), f"{said['start']} is over"))
     if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
         found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
+    if not os.path.isdir(values["gpus.driver_root"]):
+        found.append((("gpus", "driver_root"), f"there is no directory {values['gpus.driver_root']}"))
+    if values["queue.order"] != "fair":
+        weights = (weight for here, said in _quotas(values) for weight in _weights(here, said))
+        found += [(here, f'is for order = "fair", and queue.order is {values["queue.order"]!r}') for here in islice(weights, 1)]
     return [f"{path}:{_line(text, here)}: {_dotted(here)}: {what}" for here, what in found]
+
+
+def _quotas(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Those that are more than a number, and where each stands."""
+    quotas: list[tuple[tuple[str, ...], Any]] = [(("quota", "default"), values["quota.default"])]
+    quotas += [(("quota", of, name), said) for of in ("users", "groups") for name, said in values[f"quota.{of}"].items()]
+    return [(here, said) for here, said in quotas if isinstance(said, Mapping)]
+
+
+def _weights(here: tuple[str, ...], said: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Where a quota says a weight, its own or of a class."""
+    if "weight" in said:
+        yield (*here, "weight")
+    for name, of in said.get("classes", {}).items():
+        if isinstance(of, Mapping) and "weight" in of:
+            yield (*here, "classes", name, "weight")
 
 
 def unknown_classes(has_class: Callable[[str], bool], path: Path | None = None) -> list[str]:
     """One line for each class of GPUs in a quota of which there is no GPU, by ``has_class``. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
     values, text = load(path), text_of(path) or ""
-    quotas: list[tuple[tuple[str, ...], Any]] = [(("quota", "default"), values["quota.default"])]
-    quotas += [(("quota", of, name), said) for of in ("users", "groups") for name, said in values[f"quota.{of}"].items()]
-    here = [(*where, "classes", name) for where, said in quotas if isinstance(said, Mapping) for name in said.get("classes", ())]
+    here = [(*where, "classes", name) for where, said in _quotas(values) for name in said.get("classes", ())]
     return [
         f"{path}:{_line(text, one)}: {_dotted(one)}: no GPU of this host is of class {one[-1]}" for one in here if not has_class(one[-1])
     ]

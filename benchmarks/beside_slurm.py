@@ -1,4 +1,5 @@
-"""The daemon and Debian's Slurm beside each other, on this machine, in turns: submits, passes, starts, restarts, and kill -9.
+"""The daemon and Debian's Slurm beside each other, on this machine, in turns: submits, passes, starts, restarts, and kill -9; and what
+the daemon alone is to reach: eight clients of the library, and submits beside a full queue.
 
     python benchmarks/beside_slurm.py [--rounds 5] [--queued 1000] [--kills 20] [--only speed|kills] [--json FILE]
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from slurm import CACHE, Slurm
-from submit_rate import SETTINGS, latencies, pass_time, quantile
+from submit_rate import SETTINGS, latencies, measured, pass_time, quantile
 from support.scheduling import DaemonProcess, crash_matrix
 
 from dockless.sandbox.spec import Bind, Spec
@@ -194,6 +195,27 @@ def speed(ours: Ours, theirs: Theirs, rounds: int, waiting: int) -> dict[str, di
     return answer
 
 
+def by_library(rounds: int, full: int = 100_000, submits: int = 500) -> dict[str, dict[str, float]]:
+    """Medians of rounds, each of one daemon whose queue is empty and one in whose queue so many wait."""
+    rows: dict[str, list[float]] = {}
+    for number in range(rounds):
+        say(f"submits by library, round {number + 1} of {rounds}")
+        found = []
+        for queued in (0, full):
+            with tempfile.TemporaryDirectory(prefix="dk-", dir=CACHE) as place:
+                found.append(measured(Path(place), submits, queued))
+        alone, beside = found
+        for name, value in (
+            ("submits by library from 8 clients, per s", alone["eight_clients_per_s"]),
+            ("array of 1,000 by library, ms", alone["array_1000_median_ms"]),
+            ("99 of 100 submits by library, ms", alone["one_client_p99_ms"]),
+            (f"99 of 100 beside {full:,}, ms", beside["one_client_p99_ms"]),
+            (f"99 of 100, beside {full:,} / alone", beside["one_client_p99_ms"] / alone["one_client_p99_ms"]),
+        ):
+            rows.setdefault(name, []).append(value)
+    return {name: {"dockless": round(quantile(values, 0.5), 2)} for name, values in rows.items()}
+
+
 def ours_chain(ours: Ours, script: str) -> None:
     ours.all_of([ours.job(script.replace("MARKS", "/marks"), gpus="8")] * 6)
 
@@ -333,6 +355,7 @@ def main() -> int:
                     document["speed"] = speed(ours, theirs, options.rounds, options.queued)
                 finally:
                     ours.daemon.end()
+            document["speed"] |= by_library(options.rounds)
         if options.only != "speed":
             document["kills"] = {"slurm": slurm_kills(theirs, options.kills)}
     if options.only != "speed":

@@ -102,6 +102,42 @@ def pass_time(
     return quantile(times, 0.5)
 
 
+def measured(place: Path, jobs: int, queued: int) -> dict[str, float]:
+    """A daemon in ``place``, with so many waiting in its queue before it is asked: ``jobs`` submits of one client, and half as many of each
+    of eight; arrays; a listing."""
+    daemon = DaemonProcess(place, gpus="4x80G", settings=SETTINGS).start()
+    try:
+        with daemon.client() as queue:
+            # Holds all GPUs, so that what follows waits.
+            queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="all"))
+            job = JobSpec(Spec(argv=("python", "train.py", "--epochs", "90"), env=(("SEED", "1"),)), gpus="2", time_limit=3600.0)
+            for start in range(0, queued, 10_000):
+                queue.submit_array(job, min(10_000, queued - start))
+            arrays = []
+            for _ in range(7):
+                before = time.perf_counter()
+                queue.submit_array(job, 1000)
+                arrays.append((time.perf_counter() - before) * 1e3)
+            one = latencies(daemon, job, jobs)
+            row = {
+                "queued_before": queued,
+                "one_client_p50_ms": round(quantile(one, 0.5), 2),
+                "one_client_p99_ms": round(quantile(one, 0.99), 2),
+                "eight_clients_per_s": round(rate(daemon, job, 8, max(1, jobs // 2))),
+                "array_1000_median_ms": round(quantile(arrays, 0.5), 1),
+                "array_1000_worst_ms": round(max(arrays), 1),
+            }
+            before = time.perf_counter()
+            shown = len(queue.queue())
+            row |= {"listing_jobs": shown, "listing_ms": round((time.perf_counter() - before) * 1e3, 1)}
+            queue.cancel(1, grace=0)
+            queue.wait(1, timeout=30)
+    finally:
+        assert daemon.process is not None
+        daemon.stop()
+    return row
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path)
@@ -109,38 +145,8 @@ def main() -> int:
     parser.add_argument("--queued", type=int, default=0, help="jobs that wait already")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    row: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="dk-", dir=options.dir) as place:
-        daemon = DaemonProcess(Path(place), gpus="4x80G", settings=SETTINGS).start()
-        try:
-            with daemon.client() as queue:
-                # Holds all GPUs, so that what follows waits.
-                queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="all"))
-                job = JobSpec(Spec(argv=("python", "train.py", "--epochs", "90"), env=(("SEED", "1"),)), gpus="2", time_limit=3600.0)
-                for _ in range(options.queued // 10_000):
-                    queue.submit_array(job, 10_000)
-                arrays = []
-                for _ in range(7):
-                    before = time.perf_counter()
-                    queue.submit_array(job, 1000)
-                    arrays.append((time.perf_counter() - before) * 1e3)
-                one = latencies(daemon, job, options.jobs)
-                row = {
-                    "queued_before": options.queued,
-                    "one_client_p50_ms": round(quantile(one, 0.5), 2),
-                    "one_client_p99_ms": round(quantile(one, 0.99), 2),
-                    "eight_clients_per_s": round(rate(daemon, job, 8, max(1, options.jobs // 2))),
-                    "array_1000_median_ms": round(quantile(arrays, 0.5), 1),
-                    "array_1000_worst_ms": round(max(arrays), 1),
-                }
-                before = time.perf_counter()
-                shown = len(queue.queue())
-                row |= {"listing_jobs": shown, "listing_ms": round((time.perf_counter() - before) * 1e3, 1)}
-                queue.cancel(1, grace=0)
-                queue.wait(1, timeout=30)
-        finally:
-            assert daemon.process is not None
-            daemon.stop()
+        row = measured(Path(place), options.jobs, options.queued)
     row["pass_100k_ms"] = round(pass_time(100_000), 2)
     row["pass_100k_own_limits_ms"] = round(pass_time(100_000, own_limits=True), 2)
     row["pass_100k_guarantees_ms"] = round(pass_time(100_000, quotas=GUARANTEES), 2)

@@ -12,7 +12,7 @@ import pwd
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import subordinate_owner
@@ -130,6 +130,11 @@ class Callers:
             self._known.clear()
         self._known[uid] = (now, user, groups, account)
         return user, groups, account
+
+
+def label(groups: Sequence[str]) -> str:
+    """The group that use counts for where none is named: of those with a quota that a user is in, if there is just one."""
+    return groups[0] if len(groups) == 1 else ""
 
 
 def _named(gid: int) -> tuple[str, int]:

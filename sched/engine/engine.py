@@ -210,7 +210,7 @@ class Engine:
             for number in sorted([*back, *limits]):  # of an array the first come first
                 if number in back:
                     self.line_up(back[number])
-                elif not self.aside.limit_keeps(number, *limits[number]) and (waiting := self.entries.seen(number)) is not None:
+                elif (waiting := self.entries.seen(number)) is not None and not self.aside.limit_keeps(waiting, *limits[number]):
                     self.waiting.add(waiting)
         regroup(self)  # the settings may be others
         for entry, error in zip(

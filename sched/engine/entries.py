@@ -129,7 +129,7 @@ def outlines(engine: Engine) -> tuple[list[int], list[tuple[int, int, int]]]:
             continue
         for job, like, array in zip(jobs, likes, part["array"], strict=True):
             if like.held:
-                engine.aside.kept.add(job.id)
+                engine.aside.keep(job)
             elif like.array_limit:
                 limited.append((job.id, array, like.array_limit))
             else:

@@ -20,6 +20,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
 from dockless.sched import clock
+from dockless.sched.callers import label
 from dockless.sched.engine import queue_state
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import sharing
@@ -36,10 +37,12 @@ WRITE_EVERY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """What a user had of the GPUs between two moments, seconds since 1970. ``gpus``: by UUID, and how much of each: 1 for all of it."""
+    """What a user had of the GPUs between two moments, seconds since 1970. ``group``: that her jobs without a label count for. ``gpus``: by
+    UUID, and how much of each: 1 for all of it."""
 
     uid: int
     user: str
+    group: str
     began: float
     ended: float
     gpus: tuple[tuple[str, float], ...]
@@ -75,7 +78,7 @@ class Outside:
                 found[uid].append((uuid, min(1.0, part, had)))
         for uid, gpus in found.items():
             user, groups = engine.callers.quota_of(uid)
-            spell = Spell(uid, user, wall - (now - self._looked), wall, tuple(gpus))
+            spell = Spell(uid, user, label(groups), wall - (now - self._looked), wall, tuple(gpus))
             self.unwritten.append(spell)
             if engine.past is not None:
                 engine.past.add(user, groups, spell.count, self._looked, now)
@@ -87,7 +90,7 @@ class Outside:
         if not spells:
             return
         self.unwritten, self._written = [], clock.ticks()
-        rows = [(one.uid, one.user, one.began, one.ended, one.gpus) for one in spells]
+        rows = [(one.uid, one.user, one.group, one.began, one.ended, one.gpus) for one in spells]
         try:
             await engine.write(partial(usage.count_outside, spells=rows))
         except BaseException:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _NAMED = ("quota.users", "quota.groups", "groups", "reservations")
 """Settings that are tables of named entries: a change is told with the entry's name."""
+_AT_START = ("gpus.driver_root",)
+"""Settings that a daemon reads once, when it starts."""
 
 
 def settings() -> config.Config:
@@ -59,9 +61,9 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-async def reload(engine: Engine) -> list[str]:
-    """Read the settings and the GPUs again, and apply them; the keys of the settings that have changed. ``BadInput`` for a wrong file:
-    the settings stay as they were."""
+async def reload(engine: Engine) -> tuple[list[str], list[str]]:
+    """Read the settings and the GPUs again, and apply them; the keys of the settings that have changed, and of those whose change holds
+    from the daemon's next start. ``BadInput`` for a wrong file: the settings stay as they were."""
     await engine.gpus.list_again()
     try:
         found = settings()
@@ -69,7 +71,9 @@ async def reload(engine: Engine) -> list[str]:
         tell_classes(engine.gpus)
         engine.configure(found)
         said = load()
-        keys, engine.said = changed(engine.said, said), said
+        every = changed(engine.said, said)
+        keys, later = [key for key in every if key not in _AT_START], [key for key in every if key in _AT_START]
+        engine.said = {**said, **{key: engine.said[key] for key in later}}
     except BadInput as error:
         say(f"settings not changed: {error}")
         raise
@@ -77,4 +81,6 @@ async def reload(engine: Engine) -> list[str]:
         models = {unit.uuid: unit.model for unit in engine.gpus.everything}
         engine.spawn(engine.write_surely(lambda db: usage.know(db, models)))
     say(f"settings read again: {', '.join(keys)}" if keys else "settings read again")
-    return keys
+    for key in later:
+        say(f"{key} has changed: the change holds from the daemon's next start")
+    return keys, later

@@ -30,8 +30,15 @@ SINCE_0_1 = (
     """CREATE TABLE IF NOT EXISTS outside(
         day INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, model TEXT NOT NULL, gpu_ms INTEGER NOT NULL,
         PRIMARY KEY(day, uid, user, model)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS outside_by_group(
+        day INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, grp TEXT NOT NULL, model TEXT NOT NULL, gpu_ms INTEGER NOT NULL,
+        PRIMARY KEY(day, uid, user, grp, model)) WITHOUT ROWID""",
 )
-"""Tables that a queue got later, and that an older daemon passes over."""
+"""Tables that a queue got later, and that an older daemon passes over. It writes to ``outside``, which knows no groups."""
+_OUTSIDE = (
+    "(SELECT day, uid, user, '' AS grp, model, gpu_ms FROM outside"
+    " UNION ALL SELECT day, uid, user, grp, model, gpu_ms FROM outside_by_group)"
+)
 _RUNNING = (
     "SELECT a.job, a.number, a.started, a.gpus, a.part, j.uid, j.user, j.grp FROM attempts a JOIN jobs j ON j.id = a.job"
     " WHERE a.state='RUNNING'"
@@ -78,16 +85,16 @@ def count_all(db: sqlite3.Connection) -> None:
         count(db, job, number)
 
 
-def count_outside(db: sqlite3.Connection, spells: Iterable[tuple[int, str, float, float, Sequence[tuple[str, float]]]]) -> None:
-    """Add GPU time that no attempt accounts for: whose, the user's name, from when to when, and how much of which GPUs."""
-    found: Counter[tuple[int, int, str, str]] = Counter()
-    for uid, user, began, ended, gpus in spells:
+def count_outside(db: sqlite3.Connection, spells: Iterable[tuple[int, str, str, float, float, Sequence[tuple[str, float]]]]) -> None:
+    """Add GPU time that no attempt accounts for: whose, the user's name and group, from when to when, and how much of which GPUs."""
+    found: Counter[tuple[int, int, str, str, str]] = Counter()
+    for uid, user, group, began, ended, gpus in spells:
         for day, length in _days(_milliseconds(began), _milliseconds(ended)):
             for uuid, part in gpus:
                 (model,) = _models(db, [uuid])
-                found[day, uid, user, model] += round(length * part)
+                found[day, uid, user, group, model] += round(length * part)
     db.executemany(
-        "INSERT INTO outside VALUES(?,?,?,?,?) ON CONFLICT DO UPDATE SET gpu_ms=gpu_ms+excluded.gpu_ms",
+        "INSERT INTO outside_by_group VALUES(?,?,?,?,?,?) ON CONFLICT DO UPDATE SET gpu_ms=gpu_ms+excluded.gpu_ms",
         [(*row, length) for row, length in found.items()],
     )
 
@@ -95,7 +102,7 @@ def count_outside(db: sqlite3.Connection, spells: Iterable[tuple[int, str, float
 def outside(db: sqlite3.Connection, since: float, now: float) -> Iterator[tuple[int, float, float]]:
     """GPU time since that day that no attempt accounts for, as ``forgotten`` has it."""
     first = _milliseconds(since) // DAY
-    for uid, day, had in db.execute("SELECT uid, day, SUM(gpu_ms) FROM outside WHERE day >= ? GROUP BY uid, day", (first,)):
+    for uid, day, had in db.execute(f"SELECT uid, day, SUM(gpu_ms) FROM {_OUTSIDE} WHERE day >= ? GROUP BY uid, day", (first,)):
         yield uid, min((day + 1) * DAY / 1000, now), had / 1000
 
 
@@ -118,8 +125,9 @@ def report(db: sqlite3.Connection, since: float, until: float, now: float, by: B
             (first, last),
         ):
             add(*row)
-        for day, user, model, had in db.execute("SELECT day, user, model, gpu_ms FROM outside WHERE day >= ? AND day < ?", (first, last)):
-            add(day, user, "", model, had, 0, 0, 0, had)
+        others = f"SELECT day, user, grp, model, gpu_ms FROM {_OUTSIDE} WHERE day >= ? AND day < ?"
+        for day, user, group, model, had in db.execute(others, (first, last)):
+            add(day, user, group, model, had, 0, 0, 0, had)
         for job, number, started, gpus, part, _uid, user, group in db.execute(_RUNNING).fetchall():
             for one in _rows(started, now, _models(db, json.loads(gpus)), part, _is_first(db, job, number)):
                 if first <= one.day < last:

@@ -346,10 +346,11 @@ class Answers:
                 counts[key].update(gpus=len(gpus), running=jobs, running_without_gpus=jobs if not gpus else 0)
                 held[key].update(gpus)
         of_classes = self.engine.gpus.of_classes(quotas.classes)
-        for line in self.engine.waiting.lines.values():
-            first = line.first()
-            for key in (("user", first.user), *(("group", group) for group in first.groups)):
-                counts[key]["waiting"] += len(line)
+        in_line = (((first := line.first()).user, first.groups, len(line)) for line in self.engine.waiting.lines.values())
+        aside = ((*key, count) for key, count in self.engine.aside.counts.items())
+        for user, groups, count in (*in_line, *aside):
+            for key in (("user", user), *(("group", group) for group in groups)):
+                counts[key]["waiting"] += count
         per_user = self.engine.per_user
         for uid, jobs in per_user.jobs.items():
             user, groups = self.engine.callers.quota_of(uid)

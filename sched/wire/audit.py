@@ -54,8 +54,9 @@ class Audit:
         new = sorted({*answer.get("new", ())} - {*jobs})  # submitted again
         words = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"uid={caller.uid}", f"user={escaped(caller.user)}", f"op={op[:40]}"]
         words += [f"{name}={_listed(numbers)}" for name, numbers in (("jobs", jobs), ("new", new)) if numbers]
-        if keys := [escaped(key).replace(" ", "_") for key in answer.get("changed", ())]:
-            words.append("changed=" + ",".join(keys[:_NAMED]) + (f",…{len(keys)}" if len(keys) > _NAMED else ""))
+        for name in ("changed", "next_start"):
+            if keys := [escaped(key).replace(" ", "_") for key in answer.get(name, ())]:
+                words.append(f"{name}={','.join(keys[:_NAMED])}" + (f",…{len(keys)}" if len(keys) > _NAMED else ""))
         if unwritten:
             words.append(f"unwritten={unwritten}")
         with contextlib.suppress(OSError):

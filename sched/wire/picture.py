@@ -138,6 +138,8 @@ class Picture:
             job = line.first()
             waiting[job.user] += len(line)
             first[job.user] = min(first.get(job.user, job), job, key=order)
+        for (user, _), count in self.engine.aside.counts.items():
+            waiting[user] += count
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
         standing = self.answers.outlook.places()
         most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))

@@ -76,7 +76,8 @@ class JobUse:
 
 @dataclass(frozen=True, slots=True)
 class UserUse:
-    """What a user has and waits for. ``gpus``: also those leased outside the queue. ``next``: of her waiting jobs the first, 0 for none;
+    """What a user has and waits for. ``gpus``: also those leased outside the queue. ``waiting``: also those of her jobs that may not start
+    yet, whatever is free: ``next`` is the first of the others, 0 for none;
     ``place``: where it stands in the queue, 0 where that was not looked up; ``starts_in``: seconds until it starts at the latest, None
     where nobody can say."""
 

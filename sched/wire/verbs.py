@@ -229,8 +229,8 @@ class Verbs:
     async def _reload(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
             raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        keys = await reading.reload(self._engine)
-        return {"file": os.fspath(paths.config_file()), "changed": keys}
+        keys, later = await reading.reload(self._engine)
+        return {"file": os.fspath(paths.config_file()), "changed": keys, "next_start": later}
 
     async def _shutdown(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:

@@ -30,3 +30,17 @@ def test_start_and_keeper_and_driver():
     )  # whose system calls are root's
     assert names <= {one["name"] for one in found["start"]["contenders"]}
     assert [one for one in found["start"]["contenders"] if one["failed"] or not one["starts"]] == []
+
+
+def test_submits_by_library(tmp_path):
+    (tmp_path / "dockless-slurm").mkdir()
+    code = "import json, beside_slurm; print(json.dumps(beside_slurm.by_library(1, full=1500, submits=8)))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(TOP / "benchmarks")}
+    ran = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert [*found] == [
+        *("submits by library from 8 clients, per s", "array of 1,000 by library, ms", "99 of 100 submits by library, ms"),
+        *("99 of 100 beside 1,500, ms", "99 of 100, beside 1,500 / alone"),
+    ]
+    assert all(row["dockless"] > 0 for row in found.values())

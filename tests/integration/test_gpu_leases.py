@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pwd
-import random
 import signal
 import socket
 import subprocess
@@ -19,17 +17,17 @@ from pathlib import Path
 import pytest
 from support.boxes import until
 from support.requires import requires
-from support.scheduling import DaemonProcess, as_user
+from support.scheduling import DaemonProcess
 from support.screens import Screen
 
 import dockless
 from dockless import Sandbox
 from dockless.base import idmaps
 from dockless.cli import main
-from dockless.errors import DocklessError, NotEnoughGpus
+from dockless.errors import NotEnoughGpus
 from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box as run_box
-from dockless.sandbox.run import detached, restarting, seen
+from dockless.sandbox.run import restarting, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.engine.gpus import asking, hostgpus
@@ -400,144 +398,6 @@ def test_a_daemon_that_starts_while_the_driver_hangs(home, own_host):
         state.write_text("xid 0 79\n")
         until(lambda: queue.info().gpus[0].trouble.startswith("Xid 79"), "its failure was heard")
     daemon.end()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_never_two_have_one(seed, four, uuids, home, tmp_path):
-    """Two daemons, each with a state of its own, and programs that start sandboxes; all of them are killed at random. As root another user,
-    too: she has jobs in root's queues, and leases GPUs without any."""
-    rng = random.Random(seed)
-    homes = [home, tmp_path / "g"]
-    homes[1].mkdir(mode=0o700)
-    daemons = [DaemonProcess(one, gpus=four).start() for one in homes]
-    started: list[subprocess.Popen[bytes]] = []
-    hers = Hers(uuids) if os.geteuid() == 0 else None
-    seen = 0
-    try:
-        for _ in range(16):
-            match rng.randrange(6 if hers is None else 9):
-                case 0 | 1:
-                    line = f"import dockless; dockless.start('host', ['sleep', '{rng.uniform(0, 4)}'], gpus={rng.randint(1, 3)})"
-                    where = os.environ | {"DOCKLESS_HOME": str(rng.choice(homes))}
-                    started.append(subprocess.Popen([sys.executable, "-P", "-c", line], env=where, stderr=subprocess.DEVNULL))
-                case 2:
-                    if started:
-                        rng.choice(started).kill()
-                case 3:
-                    with rng.choice(daemons).client() as queue:
-                        queue.submit(job(rng))
-                case 4:
-                    daemon = rng.choice(daemons)
-                    daemon.kill9()
-                    daemon.start()
-                case 5:
-                    alive = [one for home in homes for one in detached.list_all(home / "state") if one.alive]
-                    if alive:
-                        kill(rng.choice(alive))
-                case 6:
-                    asked = job(rng)
-                    outcome = as_user(ANNA, rng.choice(daemons).socket.parent, lambda queue, asked=asked: queue.submit(asked))
-                    assert outcome[0] == "ok", outcome
-                case 7:
-                    hers.lease(rng.randint(1, 3), rng.uniform(0, 2))
-                case 8:
-                    hers.kill(rng)
-            for _ in range(5):
-                time.sleep(rng.random() * 0.02)
-                seen += check_apart(homes, hers)
-        assert seen > 5, "sandboxes with GPUs were looked at"
-    finally:
-        if hers is not None:
-            hers.end()
-        for program in started:
-            program.kill()
-            program.wait()
-        for daemon in daemons:
-            daemon.end()
-        for one in homes:
-            for box in detached.list_all(one / "state"):
-                box.remove()
-    assert not lease.holders()
-
-
-def job(rng: random.Random) -> JobSpec:
-    return JobSpec(Spec(argv=("sleep", str(rng.uniform(0, 2)))), gpus=str(rng.randint(1, 4)))
-
-
-class Hers:
-    """Programs of another user that lease GPUs. ``having``: of each GPU the number of the program that has it, in memory of all."""
-
-    def __init__(self, uuids: list[str]) -> None:
-        self.uuids = uuids
-        self.shared = mmap.mmap(-1, mmap.PAGESIZE)
-        self.having = memoryview(self.shared).cast("i")
-        self.pids: list[int] = []
-
-    def lease(self, count: int, seconds: float) -> None:
-        pid = os.fork()
-        if pid:
-            self.pids.append(pid)
-            return
-        try:
-            os.setgroups([])
-            os.setresgid(ANNA, ANNA, ANNA)
-            os.setresuid(ANNA, ANNA, ANNA)
-            with lease.lease(gpu.parse_request(count)) as held:
-                mine = [self.uuids.index(uuid) for uuid in held.uuids]
-                for at in mine:
-                    self.having[at] = os.getpid()
-                time.sleep(seconds)
-                for at in mine:
-                    self.having[at] = 0
-        finally:
-            os._exit(0)
-
-    def kill(self, rng: random.Random) -> None:
-        if self.pids:
-            pid = self.pids.pop(rng.randrange(len(self.pids)))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-    def has(self) -> dict[str, int]:
-        """Now, by those of them that live."""
-        self.pids = [pid for pid in self.pids if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-        return {uuid: pid for uuid, pid in zip(self.uuids, self.having, strict=False) if pid in self.pids}
-
-    def end(self) -> None:
-        while self.pids:
-            self.kill(random.Random(0))
-        self.having.release()
-        self.shared.close()
-
-
-def kill(box: run_box.Box) -> None:
-    """Its keeper, by which everything of it ends."""
-    try:
-        fd = box.pidfd()
-    except DocklessError:
-        return
-    with os.fdopen(fd):
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-
-
-def check_apart(homes, hers: Hers | None) -> int:
-    """How many have a GPU now: no two of them the same one, unless one has ended meanwhile."""
-    having: dict[str, run_box.Box] = {}
-    elsewhere = hers.has() if hers is not None else {}
-    for home in homes:
-        for box in detached.list_all(home / "state"):
-            try:
-                gpus = box.spec.gpus if box.state() == "running" else ()
-            except DocklessError:
-                continue
-            for uuid in gpus:
-                other = having.setdefault(uuid, box)
-                assert other is box or not (other.alive and box.alive and other.state() == "running"), (uuid, other, box)
-    if hers is not None:
-        for uuid in elsewhere.keys() & having.keys():
-            box = having[uuid]
-            assert not (box.alive and box.state() == "running" and hers.has().get(uuid) == elsewhere[uuid]), (uuid, box, elsewhere[uuid])
-    return len(having) + len(elsewhere)
 
 
 HOSTS: set[str] = set()

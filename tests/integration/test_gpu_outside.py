@@ -35,7 +35,7 @@ def place() -> Iterator[str]:
 
 @pytest.fixture
 def daemon(own_host, home) -> Iterator[DaemonProcess]:
-    settings = '[queue]\norder = "fair"\n'
+    settings = f'[queue]\norder = "fair"\n[groups]\nlab = ["{ANNA.pw_name}"]\n[quota.groups]\nlab = 1\n'
     process = DaemonProcess(home, gpus=own_host("1x80G"), settings=settings, program=("-P", "-c", QUICK)).start()
     yield process
     process.end()
@@ -53,9 +53,9 @@ def has(uid: int, seconds: float, daemon: DaemonProcess, place: str) -> None:
     assert as_user(uid, daemon.socket.parent, work) == ("ok", None)
 
 
-def outside(daemon: DaemonProcess) -> dict[str, float]:
+def outside(daemon: DaemonProcess, by: str = "user") -> dict[str, float]:
     with daemon.client() as queue:
-        return {used.key: used.outside_seconds for used in queue.usage() if used.outside_seconds}
+        return {used.key: used.outside_seconds for used in queue.usage(by=by) if used.outside_seconds}
 
 
 def test_it_is_reported_and_stays(daemon, place):
@@ -63,6 +63,7 @@ def test_it_is_reported_and_stays(daemon, place):
     daemon.stop()  # what it has not written yet, it writes now
     daemon.start()
     found = outside(daemon)
+    assert outside(daemon, "group").keys() == {"lab"}, "as that of her jobs without a label"
     assert found.keys() == {ANNA.pw_name} and 1.0 < found[ANNA.pw_name] <= 2.0
     has(ANNA.pw_uid, 1.0, daemon, place)
     until(lambda: outside(daemon)[ANNA.pw_name] > found[ANNA.pw_name], "more is written while it runs")

@@ -47,7 +47,8 @@ def test_the_daemon_has_it_at_once(home, daemon, capfd):
         assert main(["quota", "set", "user", ME, "limit=3", "guarantee=1", "weight=2", "jobs=5"]) == 0
         assert capfd.readouterr().out == (
             f"user {ME}: limit 3, guarantee 1, weight 2, jobs 5 ({home / 'dockless.toml'})\n"
-            f"The default no longer holds for {ME}.\nThe daemon has read it.\n"
+            f"The default no longer holds for {ME}.\n"
+            "The weight has no effect: queue.order is 'fifo'. Write order = \"fair\" below [queue].\nThe daemon has read it.\n"
         )
         found = mine(daemon)
         assert (found.limit, found.guarantee, found.weight, found.jobs) == (3, 1, 2, 5)

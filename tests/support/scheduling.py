@@ -25,13 +25,22 @@ SOURCE = Path(dockless.errors.__file__).parent.parent
 
 
 class DaemonProcess:
-    """``dockless daemon`` below ``home``. ``gpus``: a simulation such as ``4x80G``, or none."""
+    """``dockless daemon`` below ``home``. ``gpus``: a simulation such as ``4x80G``, or none. ``user``: whose it is, by default ours; needs
+    root, and a ``python`` that she may run."""
 
     def __init__(
-        self, home: Path, *, gpus: str = "", settings: str = "", program: tuple[str, ...] = ("-m", "dockless.sched.daemon")
+        self,
+        home: Path,
+        *,
+        gpus: str = "",
+        settings: str = "",
+        program: tuple[str, ...] = ("-m", "dockless.sched.daemon"),
+        python: str = sys.executable,
+        user: int | None = None,
     ) -> None:
         self.home = home
         self.program = program
+        self.python, self.user = python, user
         places = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
         self.environment = {**os.environ, "DOCKLESS_HOME": str(home), "PYTHONPATH": places, "PYTHONSAFEPATH": "1"}
         self.environment.pop("DOCKLESS_SIMULATED_GPUS", None)
@@ -54,8 +63,17 @@ class DaemonProcess:
             told.bind(name)
             told.settimeout(0.2)
             environment = {**self.environment, "NOTIFY_SOCKET": "@" + name[1:]}
+            groups = None if self.user is None else list[int]()
             self.process = subprocess.Popen(
-                [sys.executable, *self.program], env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd="/"
+                [self.python, *self.program],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                cwd="/",
+                user=self.user,
+                group=self.user,
+                extra_groups=groups,
             )
             deadline = time.monotonic() + 30
             while wait:
@@ -83,15 +101,22 @@ class DaemonProcess:
 
     def end(self) -> None:
         """``stop``, and nothing of its jobs goes on."""
-        with self.client() as queue:
-            jobs = queue.queue()
-            for job in jobs:
-                queue.cancel(job.id, grace=0)
-            queue.wait_many([job.id for job in jobs], timeout=30)
+        if self.user is None:
+            with self.client() as queue:
+                _cancel_all(queue)
+        else:
+            as_user(self.user, self.socket.parent, _cancel_all)
         self.stop()
 
     def client(self) -> Client:
         return Client(self.socket)
+
+
+def _cancel_all(queue: Client) -> None:
+    jobs = queue.queue()
+    for job in jobs:
+        queue.cancel(job.id, grace=0)
+    queue.wait_many([job.id for job in jobs], timeout=30)
 
 
 def as_user(uid: int, directory: Path, work: Callable[[Client], Any], *, groups: tuple[int, ...] = ()) -> Any:

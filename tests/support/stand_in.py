@@ -189,7 +189,8 @@ def check(engine: Engine) -> None:
     jobs = {number: entry.job for number, entry in engine.entries.items()}
     assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
     pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
-    assert engine.aside.kept <= pending.keys()
+    assert engine.aside.kept == {number: pending[number].waiting.kind for number in engine.aside.kept}
+    assert engine.aside.counts == Counter((kind.user, kind.groups) for kind in engine.aside.kept.values())
     waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.kept and entry is entry.first]
     assert sorted(waiting, key=order) == list(engine.waiting)
     assert engine.per_user.jobs == Counter(job.uid for job in jobs.values())

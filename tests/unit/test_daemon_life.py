@@ -268,6 +268,22 @@ def test_settings_are_read_again(home, gpus, capfd):
     assert lines[2].startswith(f"dockless daemon: settings not changed: {file}:2: host.cpu_jobs")
 
 
+def test_what_it_reads_once_holds_from_its_next_start(home, gpus, capfd):
+    """Each time the settings are read, it is said again."""
+    file = home / "dockless.toml"
+
+    def work(path):
+        file.write_text(f'[gpus]\ndriver_root = "{home}"\n[host]\ncpu_jobs = 5\n')
+        with Client(path) as client:
+            client.reload()
+            client.reload()
+
+    serve(home, work)
+    lines = capfd.readouterr().err.splitlines()
+    later = "dockless daemon: gpus.driver_root has changed: the change holds from the daemon's next start"
+    assert lines[1:5] == ["dockless daemon: settings read again: host.cpu_jobs", later, "dockless daemon: settings read again", later]
+
+
 def test_it_keeps_house_while_it_serves(home, gpus, monkeypatch):
     began, ended = [], []
 

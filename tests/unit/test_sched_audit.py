@@ -57,7 +57,11 @@ def test_what_an_administrator_reads_of_others(tmp_path):
             await desk(who, lambda queue: queue.spec(1))
             await desk(who, lambda queue: queue.events(1))
         await desk.refused(NotPermitted, BEN, lambda queue: [*queue.logs(1)])
-        for text in ("", "[quota]\ndefault = 2\n[quota.users]\nann = 7\n[queue]\nkeep_days = 3\n"):
+        for text in (
+            "",
+            "[quota]\ndefault = 2\n[quota.users]\nann = 7\n[queue]\nkeep_days = 3\n",
+            f'[quota]\ndefault = 2\n[quota.users]\nann = 7\n[gpus]\ndriver_root = "{tmp_path}"\n',
+        ):
             paths.config_file().write_text(text)
             await desk(0, lambda queue: queue.reload())
             desk.know_people()
@@ -72,6 +76,7 @@ def test_what_an_administrator_reads_of_others(tmp_path):
         "uid=0 user=root op=events jobs=1 ok",
         "uid=0 user=root op=reload ok",
         "uid=0 user=root op=reload changed=queue.keep_days,quota.default,quota.users.ann ok",
+        "uid=0 user=root op=reload changed=queue.keep_days next_start=gpus.driver_root ok",
     ]
 
 

@@ -219,7 +219,7 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
             aside = running.aside
             counts = running.per_user.jobs, running.per_user.size, running.per_user._of_spec
             arrays = {number: (array.inside, array.limited) for number, array in aside._arrays.items()}
-            return [[job.id for job in running.waiting], aside.kept, aside._named, arrays, counts, aside._waited_for]
+            return [[job.id for job in running.waiting], aside.kept, aside.counts, aside._named, arrays, counts, aside._waited_for]
 
         async def listing(running):
             parts = Listed(Answers(running), Filter(until=5e9), False, 0, lambda: asyncio.sleep(0)).parts()

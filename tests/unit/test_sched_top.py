@@ -9,6 +9,8 @@ import socket
 
 import pytest
 from support.desk import ANN, BEN, play
+from support.quotas import limits
+from support.stand_in import settled, until
 
 from dockless.cli import live, overview
 from dockless.sandbox.run import seen
@@ -18,7 +20,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine.gpus import figures
 from dockless.sched.policy.places import Places
 from dockless.sched.policy.quotas import Quotas
-from dockless.sched.wire import picture
+from dockless.sched.wire import metrics, picture
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
 
 
@@ -84,6 +86,52 @@ def test_of_a_shared_gpu_each_job_has_what_its_own_programs_compute(tmp_path, no
         assert {row.job: row.busy for row in top.jobs} == {one: 0.2, two: None}
 
     play(tmp_path, story, Config(share="user"))
+
+
+@pytest.mark.parametrize(
+    ("submit", "waiting"),
+    [
+        (lambda queue: queue.submit_array(job(array_limit=1), 5), 4),
+        (lambda queue: queue.submit(job(hold=True)), 1),
+        (lambda queue: queue.submit(job(begin=4e9)), 1),
+        (lambda queue: queue.submit(job(after=("ok:1",))), 1),
+        (lambda queue: queue.submit(job(name="x", singleton=True)), 1),
+        (lambda queue: queue.submit_gang([job(role="a", hold=True), job(role="b", hold=True)]), 1),
+    ],
+    ids=["array", "held", "begin", "after", "singleton", "gang"],
+)
+def test_who_waits_with_jobs_that_may_not_start_yet_is_counted(tmp_path, submit, waiting):
+    """Of each answer that counts by user, or by group, the sum is the number that the host says."""
+
+    async def counted(desk, waiting):
+        info, top, quotas = await desk(0, lambda queue: (queue.info(), queue.top(), queue.quotas()))
+        told = {kind: sum(row.waiting for row in quotas if row.kind == kind) for kind in ("user", "group")}
+        assert (info.waiting, top.waiting, sum(user.waiting for user in top.users)) == (waiting + 1,) * 3  # with the one in line
+        assert told == {"user": waiting + 1, "group": waiting + 1}
+        assert f'dockless_user_jobs_waiting{{user="ann"}} {waiting + 1}\n' in metrics.text(info, top)
+        await settled(desk.engine)
+
+    async def story(desk):
+        first, _ = await desk.submit(ANN, job(name="x", gpus="3"), job(gpus="1"))
+        await desk.runs(first)
+        await desk(ANN, submit)
+        await until(lambda: len(desk.engine.aside.kept) == waiting)
+        await counted(desk, waiting)
+        number = next(iter(desk.engine.aside.kept))
+        await desk(ANN, lambda queue: queue.hold(number))
+        await counted(desk, waiting)
+        await desk(ANN, lambda queue: queue.cancel(number))
+        await counted(desk, waiting - 1)
+
+    play(tmp_path, story, Config(limits(groups={"vision": 3})))
+
+
+def test_who_has_only_jobs_that_may_not_start_yet_is_shown(tmp_path):
+    async def story(desk):
+        await desk(ANN, lambda queue: queue.submit(job(hold=True)))
+        assert (await desk(BEN, lambda queue: queue.top())).users == (UserUse("ann", waiting=1),)
+
+    play(tmp_path, story)
 
 
 def test_what_the_hosts_display_has_is_shown_and_in_use_by_nobody(tmp_path, now):

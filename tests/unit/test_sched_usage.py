@@ -144,16 +144,18 @@ def test_leases_outside_the_queue_over_midnight(tmp_path):
     queue.finish(db, job, 1, State.COMPLETED, NOON + 10, "", None)
     midnight = NOON + 43200
     for _ in range(2):
-        usage.count_outside(db, [(1, "u1", midnight - 2, midnight + 3, (("g1", 1.0), ("g2", 0.25)))])
-    usage.count_outside(db, [(2, "u2", NOON, NOON + 1, (("gone", 1.0),))])
+        usage.count_outside(db, [(1, "u1", "lab", midnight - 2, midnight + 3, (("g1", 1.0), ("g2", 0.25)))])
+    usage.count_outside(db, [(2, "u2", "", NOON, NOON + 1, (("gone", 1.0),))])
+    db.execute("INSERT INTO outside VALUES(?,3,'u3','H100',2000)", (int(NOON // 86400),))  # of an older daemon
 
     def by(what):
         return {used.key: (used.gpu_seconds, used.outside_seconds, used.jobs) for used in usage.report(db, 0, 9e9, NOON, what)}
 
-    assert by("user") == {"u1": (22.5, 12.5, 1), "u2": (1, 1, 0)}
-    assert by("day") == {"2026-11-23": (16, 6, 1), "2026-11-24": (7.5, 7.5, 0)}
-    assert by("gpu") == {"H100": (20, 10, 1), "A100": (2.5, 2.5, 0), "unknown": (1, 1, 0)}
-    assert sorted(usage.outside(db, NOON, midnight + 4)) == [(1, midnight, 5), (1, midnight + 4, 7.5), (2, midnight, 1)]
+    assert by("user") == {"u1": (22.5, 12.5, 1), "u2": (1, 1, 0), "u3": (2, 2, 0)}
+    assert by("group") == {"lab": (12.5, 12.5, 0), "": (13, 3, 1)}
+    assert by("day") == {"2026-11-23": (18, 8, 1), "2026-11-24": (7.5, 7.5, 0)}
+    assert by("gpu") == {"H100": (22, 12, 1), "A100": (2.5, 2.5, 0), "unknown": (1, 1, 0)}
+    assert sorted(usage.outside(db, NOON, midnight + 4)) == [(1, midnight, 5), (1, midnight + 4, 7.5), (2, midnight, 1), (3, midnight, 2)]
 
 
 def test_it_stays_when_jobs_are_forgotten(tmp_path):
@@ -179,6 +181,7 @@ def test_a_queue_that_did_not_count(tmp_path):
     start(db, second, 2, NOON + 3, ("g1",))
     for statement in (
         "DROP TABLE outside",
+        "DROP TABLE outside_by_group",
         "ALTER TABLE attempts DROP COLUMN part",
         "DROP TABLE usage",
         "DROP TABLE gpu_models",

@@ -408,6 +408,16 @@ def test_defaults_are_written_once():
         (WEEKLY.replace("anna", "nobody-here"), "3: reservations.ml.users: there is no user 'nobody-here'"),
         ('[host]\nadmin_groups = ["no-group"]\n', "2: host.admin_groups: there is no group 'no-group'"),
         (WEEKLY.replace("anna", "root").replace("Mon 10:00", "2020-01-01T10:00"), "4: reservations.ml.start: 2020-01-01T10:00 is over"),
+        ('[gpus]\nshare = "no"\ndriver_root = "/no-such"\n', "3: gpus.driver_root: there is no directory /no-such"),
+        ('[gpus]\ndriver_root = "/etc/passwd"\n', "2: gpus.driver_root: there is no directory /etc/passwd"),
+        (
+            "[quota]\ndefault = 1\n[quota.users]\nroot = { limit = 2, weight = 3 }\n[quota.groups]\nroot = { weight = 2 }\n",
+            "4: quota.users.root.weight: is for order = \"fair\", and queue.order is 'fifo'",
+        ),
+        (
+            "[quota.users.root]\nlimit = 1\nclasses = { whole = 1, H100 = { weight = 3 } }\n",
+            "3: quota.users.root.classes.H100.weight: is for order = \"fair\", and queue.order is 'fifo'",
+        ),
         ('[gpus]\nmps = "yes"\n', "2: gpus.mps: is for share = \"user\", and gpus.share is 'no'"),
         ('[host]\nadmins = ["no\\u0000body"]\n', "2: host.admins: there is no user 'no\\x00body'"),
     ],
@@ -422,6 +432,11 @@ def test_names_that_nobody_has_are_told(home, text, said):
 
 def test_groups_of_the_file_need_no_group_of_the_system(home):
     written('[quota.groups]\nours = 2\n[groups]\nours = ["root"]\n')
+    assert settings.unknown_names() == []
+
+
+def test_a_weight_has_an_effect_in_a_fair_order(home):
+    written('[quota.users]\nroot = { weight = 2 }\n[queue]\norder = "fair"\n')
     assert settings.unknown_names() == []
 
 

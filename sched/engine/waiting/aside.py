@@ -11,7 +11,7 @@ import heapq
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import dataclass, field, replace
@@ -21,6 +21,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import Job, State, meets
 from dockless.sched.parsing import MAX_AFTER, parse_dependency
+from dockless.sched.policy.waiting import Kind, WaitingJob
 from dockless.sched.store import queries
 from dockless.sched.store.queue import NewJob
 
@@ -63,11 +64,12 @@ class Following:
 
 
 class Aside:
-    """``kept``: the numbers of the jobs that are kept aside."""
+    """``kept``: the jobs that are kept aside, by number; ``counts``: how many, by their users' names and groups with a quota."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.kept: set[int] = set()
+        self.kept: dict[int, Kind] = {}
+        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._times: list[tuple[float, int]] = []  # a heap
         self._timer: asyncio.TimerHandle | None = None
         self._after: dict[int, _After] = {}  # by the array's number or the job's
@@ -89,6 +91,28 @@ class Aside:
             if name:
                 insort(self._named.setdefault((uid, name), []), number)
 
+    def keep(self, job: WaitingJob) -> None:
+        """It is kept aside, from now on."""
+        if job.id not in self.kept:
+            self.kept[job.id] = job.kind
+            self.counts[job.user, job.groups] += 1
+
+    def _let_go(self, number: int) -> bool:
+        """It is no more kept aside; whether it was."""
+        kind = self.kept.pop(number, None)
+        if kind is None:
+            return False
+        key = kind.user, kind.groups
+        self.counts[key] -= 1
+        if not self.counts[key]:
+            del self.counts[key]
+        return True
+
+    def regrouped(self, jobs: Mapping[int, WaitingJob]) -> None:
+        """The groups of these have changed."""
+        self.kept = {number: jobs[number].kind if number in jobs else kind for number, kind in self.kept.items()}
+        self.counts = Counter((kind.user, kind.groups) for kind in self.kept.values())
+
     def keeps(self, entry: LiveJob) -> bool:
         """Whether it is kept aside, from now on; else it may stand in line."""
         job, options = entry.job, entry.job.options
@@ -107,14 +131,14 @@ class Aside:
         if options.array_limit:
             if kept and job.id in self._arrays.get(job.array, _Array()).inside:
                 self.leaves(job)
-            kept = kept or self.limit_keeps(job.id, job.array, options.array_limit)
+            kept = kept or self.limit_keeps(entry.waiting, job.array, options.array_limit)
         if kept:
-            self.kept.add(job.id)
+            self.keep(entry.waiting)
         return kept
 
-    def limit_keeps(self, number: int, of: int, limit: int) -> bool:
+    def limit_keeps(self, job: WaitingJob, of: int, limit: int) -> bool:
         """Whether the limit of its array keeps it aside, from now on."""
-        array = self._arrays.setdefault(of, _Array())
+        array, number = self._arrays.setdefault(of, _Array()), job.id
         if number in array.inside or len(array.inside) < limit:
             array.inside.add(number)
             return False
@@ -122,19 +146,16 @@ class Aside:
             array.limited.add(number)
             self._limited.add(number)
             heapq.heappush(array.next, number)
-        self.kept.add(number)
+        self.keep(job)
         return True
 
     def drop(self, entry: LiveJob) -> bool:
         """It is no more kept aside; whether it was."""
-        was = entry.job.id in self.kept
-        self.kept.discard(entry.job.id)
-        return was
+        return self._let_go(entry.job.id)
 
     def again(self, number: int) -> None:
         """What kept this job aside may be over."""
-        if number in self.kept:
-            self.kept.remove(number)
+        if self._let_go(number):
             self.engine.line_up(self.engine.entries[number])
 
     def leaves(self, job: Job) -> None:

@@ -27,5 +27,6 @@ def regroup(engine: Engine) -> None:
         return
     engine.entries.see(changed)
     engine.waiting = WaitingList([changed.get(job.id, job) for job in chain.from_iterable(engine.waiting.lines.values())])
+    engine.aside.regrouped(changed)
     of_users = {job.user: job.groups for job in changed.values()}
     engine.spawn(engine.write_surely(lambda db: queue.set_quota_groups(db, of_users)))

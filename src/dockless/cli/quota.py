@@ -94,6 +94,7 @@ def _shown(value: int | None) -> str:
 
 def _set(options: Namespace) -> int:
     """In the settings of the caller's daemon. 1 where that daemon runs and did not take them."""
+    from dockless.base import settings
     from dockless.sched.quota_file import set_quota
 
     kind, name, values = _said(options.words)
@@ -110,6 +111,8 @@ def _set(options: Namespace) -> int:
     out(f"{who}: {keys} ({change.file})")
     if kind == "user" and change.default and bool(change.before) != bool(change.after):
         out(f"The default {'no longer holds' if change.after else 'holds'} for {name}.")
+    if any(key.rpartition(".")[2] == "weight" for key in values) and (order := settings.load(change.file)["queue.order"]) != "fair":
+        out(f'The weight has no effect: queue.order is {order!r}. Write order = "fair" below [queue].')
     if trouble:
         out(f"The daemon goes on with what it had: {trouble}")
     else:
