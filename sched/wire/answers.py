@@ -28,7 +28,7 @@ from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import WaitingJob, grouped
 from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
 from dockless.sched.wire import why_aside
@@ -154,20 +154,27 @@ class Answers:
         start no earlier than in so many; those of which nobody can say are left out."""
         engine, now, decision = self.engine, clock.ticks(), self.engine.decision
         starts, after = dict[int, float](), dict[int, float]()
-        for number in numbers if decision is not None else ():
-            job = engine.entries.seen(number)
-            if decision is None or job is None:
+        if decision is None:
+            return starts, after
+        seen = [(number, job) for number in numbers if (job := engine.entries.seen(number)) is not None]
+        if found.whole:  # of all others nobody can say
+            seen = [(number, job) for number, job in seen if job.id in found.starts]
+        told = {job.id for _, job in seen if job.id in engine.aside.kept and engine.aside.follows(job.id)}
+        line = [job for _, job in seen if job.id not in engine.aside.kept]
+        for alike in grouped(line, [(id(job.kind), job.time_limit, job.priority) for job in line]).values():
+            if self._held(alike[0]):  # else it may not start yet by settings that are new, or does now
+                told |= engine.waiting.those(alike)
+        until = None if found.whole or found.until is None else max(0.0, found.until - now)
+        for number, job in seen:
+            if job.id not in told:
                 continue
-            if job.id in engine.aside.kept:
-                at = found.starts.get(job.id)
-                foretold = engine.aside.follows(job.id)
-            else:
-                foretold = job in engine.waiting and self._held(job)  # else it may not start yet by settings that are new, or does now
-                at = _starts_at(decision.reason(job, now), found.starts.get(job.id), found.whole) if foretold else None
-            if foretold and at is not None:
+            at = found.starts.get(job.id)
+            if at is None and job.id in decision.firsts and job.id not in engine.aside.kept:
+                at = _starts_at(decision.reason(job, now), at, found.whole)
+            if at is not None:
                 starts[number] = max(0.0, at - now)
-            elif foretold and not found.whole and found.until is not None:
-                after[number] = max(0.0, found.until - now)
+            elif until is not None:
+                after[number] = until
         return starts, after
 
     def reasons(self) -> Callable[[Job], str]:
@@ -177,20 +184,20 @@ class Answers:
             return lambda _: f"nothing can be started: {engine.outage.text}"
         if HOST in engine.drained:
             return lambda _: f"nothing is started: the host was {engine.drained[HOST]}"
-        texts: dict[int, str] = {}
-        reasons: list[Reason] = []  # as long as they are kept their ids are their own
+        seen, aside = engine.entries.seen, engine.aside.kept
+        firsts = decision.firsts if decision is not None else frozenset()
+        texts: dict[tuple[int, float, int], str] = {}
 
         def why(job: Job) -> str:
-            waiting = engine.entries.seen(job.id)
-            if waiting is not None and waiting.id in engine.aside.kept:
+            waiting = seen(job.id)
+            if waiting is not None and waiting.id in aside:
                 return engine.aside.why(job if waiting.id == job.id else engine.entries[waiting.id].job)
             if waiting is None or decision is None:
                 return "just submitted"
-            reason = decision.reason(waiting, now)
-            text = texts.get(id(reason))
+            alike = id(waiting.kind), waiting.time_limit, waiting.id if waiting.id in firsts else 0
+            text = texts.get(alike)
             if text is None:
-                reasons.append(reason)
-                text = texts[id(reason)] = self._shown(reason.text + (self._troubles() if waiting.gpus else ""))
+                text = texts[alike] = self._shown(decision.reason(waiting, now).text + (self._troubles() if waiting.gpus else ""))
             return text
 
         return why
