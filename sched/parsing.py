@@ -18,6 +18,7 @@ _SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
 EVENTS = ("start", "end", "fail", "preempt", "idle")
 """What an owner can be told of: ``end`` is any, ``fail`` one that nobody asked for and that is not COMPLETED; ``idle`` that the job leaves
 its GPUs unused and is about to be ended for it."""
+NONE_QUEUED = "none of the jobs was queued"
 
 
 def is_label(text: str) -> bool:

@@ -85,7 +85,7 @@ def test_what_is_too_much_is_refused_at_the_first_part(tmp_path):
 
 
 def part(count: int, of: int) -> bytes:
-    from dockless.sched.wire.client import _plain
+    from dockless.sched.wire.submitting import _plain
 
     return protocol.submission([protocol.encode(_plain(job))[:-1] for job in jobs(count)], op="part", of=of)
 
@@ -414,12 +414,12 @@ def test_without_an_answer_they_may_be_in_the_queue(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_before_anything_is_sent_says_so(tmp_path, monkeypatch):
-    from dockless.sched.wire import client
+    from dockless.sched.wire import client, submitting
 
     def interrupted(job):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_plain", interrupted)
+    monkeypatch.setattr(submitting, "_plain", interrupted)
     with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
         client.Client(tmp_path / "no").submit_many(jobs(2))
 
