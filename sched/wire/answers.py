@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import replace
@@ -149,16 +149,16 @@ class Answers:
             return Forecast()
         return await self.outlook.starts(turn)
 
-    def starts(self, numbers: Sequence[int], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
+    def starts(self, waiting: Mapping[int, WaitingJob], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
         """In how many seconds some of those that wait start, as ``why`` says it, and of which others no more is foretold than that they
-        start no earlier than in so many; those of which nobody can say are left out."""
+        start no earlier than in so many; those of which nobody can say are left out. ``waiting``: as ``Entries.seen_of`` has them."""
         engine, now, decision = self.engine, clock.ticks(), self.engine.decision
         starts, after = dict[int, float](), dict[int, float]()
         if decision is None:
             return starts, after
-        seen = [(number, job) for number in numbers if (job := engine.entries.seen(number)) is not None]
+        seen = waiting.items()
         if found.whole:  # of all others nobody can say
-            seen = [(number, job) for number, job in seen if job.id in found.starts]
+            seen = {number: job for number, job in seen if job.id in found.starts}.items()
         told = {job.id for _, job in seen if job.id in engine.aside.kept and engine.aside.follows(job.id)}
         line = [job for _, job in seen if job.id not in engine.aside.kept]
         for alike in grouped(line, [(id(job.kind), job.time_limit, job.priority) for job in line]).values():
@@ -177,27 +177,31 @@ class Answers:
                 after[number] = until
         return starts, after
 
-    def reasons(self) -> Callable[[Job], str]:
-        """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""
+    def reasons(self, seen: Callable[[int], WaitingJob | None] | None = None) -> Callable[[Job], str]:
+        """What says of a job that waits why it does, as things are at this moment: nothing may happen in between. ``seen``: as
+        ``Entries.seen`` says it."""
+        find = seen or self.engine.entries.seen
         engine, decision, now = self.engine, self.engine.decision, clock.ticks()
         if engine.outage.text:
             return lambda _: f"nothing can be started: {engine.outage.text}"
         if HOST in engine.drained:
             return lambda _: f"nothing is started: the host was {engine.drained[HOST]}"
-        seen, aside = engine.entries.seen, engine.aside.kept
+        aside = engine.aside.kept
         firsts = decision.firsts if decision is not None else frozenset()
-        texts: dict[tuple[int, float, int], str] = {}
+        texts: dict[tuple[int, float], str] = {}
 
         def why(job: Job) -> str:
-            waiting = seen(job.id)
-            if waiting is not None and waiting.id in aside:
-                return engine.aside.why(job if waiting.id == job.id else engine.entries[waiting.id].job)
+            waiting = find(job.id)
             if waiting is None or decision is None:
                 return "just submitted"
-            alike = id(waiting.kind), waiting.time_limit, waiting.id if waiting.id in firsts else 0
-            text = texts.get(alike)
+            number = waiting.id
+            if number in aside:
+                return engine.aside.why(job if number == job.id else engine.entries[number].job)
+            text = texts.get((id(waiting.kind), waiting.time_limit)) if number not in firsts else None
             if text is None:
-                text = texts[alike] = self._shown(decision.reason(waiting, now).text + (self._troubles() if waiting.gpus else ""))
+                text = self._shown(decision.reason(waiting, now).text + (self._troubles() if waiting.gpus else ""))
+                if number not in firsts:
+                    texts[id(waiting.kind), waiting.time_limit] = text
             return text
 
         return why
@@ -213,7 +217,7 @@ class Answers:
 
     def page(self, caller: Caller, part: Part) -> dict[str, Any]:
         """The same as ``view`` shows them, with their places and when they start."""
-        return page(part, self.reasons(), lambda uid: not caller.may_manage(uid))
+        return page(part, self.reasons(part.seen.get), lambda uid: not caller.may_manage(uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,

@@ -8,12 +8,14 @@ import random
 import time
 
 import pytest
-from support.desk import ANN, BEN, play
+from support.desk import ANN, BEN, PEOPLE, play
 from support.quotas import limits
+from support.stand_in import until
 
+from dockless.base.dataclass import replace
 from dockless.errors import Refused
 from dockless.sandbox.spec import Spec
-from dockless.sched import JobSpec, clock
+from dockless.sched import JobSpec, State, clock
 from dockless.sched.config import Config
 from dockless.sched.policy import forecast
 from dockless.sched.policy.waiting import WaitingJob, WaitingList, order
@@ -57,6 +59,7 @@ async def fill(desk, dice: random.Random) -> None:
         who = dice.choice((ANN, BEN))
         with contextlib.suppress(Refused):  # for more GPUs than the quota has
             await some(desk, dice, who)
+    await desk.submit(BEN, *[JobSpec(Spec(argv=("true",)), gpus="4", time_limit=600.0, priority=priority) for priority in (0, -1, 0, -1)])
 
 
 async def some(desk, dice: random.Random, who: int) -> None:
@@ -86,23 +89,43 @@ def test_they_are_as_found_one_by_one(tmp_path, monkeypatch, seed, starts):
         engine, answers = desk.engine, desk.server.answers
         await fill(desk, dice)
         await engine.decided()
+        await until(lambda: not engine._kicked and all(entry.job.state is State.RUNNING for entry in engine.active.values()))
+        engine._settled = False  # no pass changes anything from now on
+        now = clock.ticks()
+        monkeypatch.setattr(clock, "ticks", lambda: now)
         for entry in [*engine.entries.values()]:
             if entry.job.id in engine.active and dice.random() < 0.3:
                 engine.active[entry.job.id].ends = None
         gone = [entry for entry in engine.entries.values() if entry is entry.first and entry.waiting in engine.waiting]
         gone = [entry.waiting for entry in gone if dice.random() < 0.1]
+        engine.decision._closed = dice.choice((engine.decision._closed, None))
+        engine.decision._resting |= {kind: dice.choice((0, -1)) for kind in engine.decision._resting}
+        for hold in [hold for holds in engine.decision._held.values() for hold in holds.values()]:
+            if dice.random() < 0.7:
+                hold.priority = dice.choice((-1, -1, -2))  # as where something has come free since: some, or all, are not held any more
         found = await answers.foretold(lambda: asyncio.sleep(0))
         for job in gone:
             engine.waiting.remove(job)
-        now = clock.ticks()
-        monkeypatch.setattr(clock, "ticks", lambda: now)
         numbers = [*engine.entries, 4711]
         for _ in range(5):
-            assert answers.starts(numbers, found) == plainly(answers, numbers, found)
+            assert answers.starts(engine.entries.seen_of(numbers), found) == plainly(answers, numbers, found)
             dice.shuffle(numbers)
         for job in gone:
             engine.waiting.add(job)
-        return len(numbers), len(found.starts), found.whole
+        found = await answers.foretold(lambda: asyncio.sleep(0))
+        jobs, why = [engine.entries[number].job for number in numbers if number in engine.entries], answers.reasons()
+        for job in jobs:
+            assert job.state is not State.PENDING or why(job) == answers.reasons()(job)
+        rows = await desk(0, lambda queue: queue.queue())
+        places, nothing = answers.outlook.places(), {"place": 0, "starts_in": None, "starts_after": None}
+        for row in rows:
+            entry = engine.entries[row.id]
+            assert replace(row, **nothing) == answers.view(PEOPLE[0], entry.job)
+            if entry.first.waiting in engine.waiting:
+                assert row.place == places.place(entry.first.waiting)[0]
+        starts, after = plainly(answers, [row.id for row in rows if row.state is State.PENDING], found)
+        assert {row.id: row.starts_in for row in rows if row.starts_in is not None} == starts
+        assert {row.id: row.starts_after for row in rows if row.starts_after is not None} == after
 
     play(tmp_path, story, config)
 
