@@ -89,7 +89,7 @@ def many(kind: type[T], count: int, columns: Mapping[str, Iterable[Any]]) -> lis
         alike = tuple(name for name, values in whole.items() if type(values) is repeat)
         hundreds: list[T] = _maker(kind, alike)(count, whole)  # type: ignore[arg-type]  # a class is hashable, whatever T is
         return hundreds
-    made = [kind.__new__(kind) for _ in range(count)]
+    made = [*map(kind.__new__, repeat(kind, count))]
     for name, values in whole.items():
         deque(map(kind.__dict__[name].__set__, made, values), 0)
     return made
@@ -105,13 +105,18 @@ def _maker(kind: Any, alike: tuple[str, ...]) -> Any:
     lines = [
         "def make(count, columns):",
         *(f"    v_{name} = next(columns[{name!r}])" for name in alike),
-        "    made = [new(twin) for _ in range(count)]",
+        "    made = [*map(new, repeat(twin, count))]",
         f"    for one, {unpacked} in zip(made, {columns}, strict=True):" if each else "    for one in made:",
         *(f"        one.{name} = v_{name}" for name in names),
         "        one.__class__ = kind",
         "    return made",
     ]
-    given = {"twin": type(kind.__name__, kind.__bases__, {"__slots__": kind.__slots__}), "new": object.__new__, "kind": kind}
+    given = {
+        "twin": type(kind.__name__, kind.__bases__, {"__slots__": kind.__slots__}),
+        "new": object.__new__,
+        "repeat": repeat,
+        "kind": kind,
+    }
     exec("\n".join(lines), given)
     return given["make"]
 

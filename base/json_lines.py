@@ -1,4 +1,4 @@
-"""On which line of a JSON document each value stands: the standard reader keeps no positions."""
+"""The line of each value of a JSON document. Python's ``json`` keeps no positions, so the text is read once more to find them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dockless.base.later import re
 
 Path = tuple[str | int, ...]
 DEEPEST = 32
-"""What is nested deeper is found by what it is in: so the places of a document do not take a thousand times its room."""
+"""Values that are nested deeper have no line of their own; the line of what they are in is told. A path for each of them could take a
+thousand times as much memory as the document."""
 _PIECE = r'"(?:[^"\\\n]|\\.)*"|[\[\]{}:,\n]|[^\s"\[\]{}:,]+'
 
 
 def lines_of(text: str) -> dict[Path, int]:
-    """The line of each key, or of what stands in a list, by its path. ``text``: a document that json reads."""
+    """The line of each key and of each item of a list, by its path. ``text``: valid JSON."""
     found: dict[Path, int] = {}
     for path, line, _ in _places(text):
         found.setdefault(path, line)
@@ -21,7 +22,7 @@ def lines_of(text: str) -> dict[Path, int]:
 
 
 def twice(text: str) -> int:
-    """The line of the first key that its object has already, 0 for none."""
+    """The line of the first key that is in the same object twice: that of the second one. 0 where there is none."""
     seen: set[Path] = set()
     for path, line, is_key in _places(text):
         if is_key and path in seen:
@@ -32,7 +33,7 @@ def twice(text: str) -> int:
 
 
 def _places(text: str) -> Iterator[tuple[Path, int, bool]]:
-    """Each value's path and line, and whether a key is what is told."""
+    """The path and the line of each value, and whether it is a key."""
     import json
 
     path: list[str | int] = []  # the last of it: the key or the place of what comes next; "" in an object before its next key

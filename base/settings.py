@@ -135,6 +135,14 @@ SETTINGS = (
         0,
         ("any", "near", "strict"),
     ),
+    Setting(
+        "host.own_cores",
+        "choice",
+        "no",
+        "whether no other user's jobs run on the processors that are set aside for the whole cores of a user's running jobs: no, yes",
+        0,
+        ("no", "yes"),
+    ),
     Setting("host.memory_per_job", "size", 0, "what a job without GPUs counts for that does not say --memory"),
     Setting(
         "gpus.devices",
@@ -266,6 +274,9 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
         values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
     elif values["logs.size"] > values["logs.size_limit"]:
         found.add(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
+    if values["host.own_cores"] == "yes" and values["host.numa"] != "any":
+        what = f'is for numa = "any", and host.numa is {values["host.numa"]!r}: both say on which processors jobs run'
+        found.add(found.wrong(("host", "own_cores"), what))
     found.refuse()
     return values
 
@@ -277,6 +288,9 @@ def check_possible(values: Mapping[str, Any]) -> None:
     if values["disk.per_job"] or values["disk.per_user"]:
         hint = "leave disk.per_job and disk.per_user out"
         raise BadInput("only root's daemon can measure what jobs write", subject="disk", hint=hint)
+    if values["host.own_cores"] == "yes":
+        hint = "leave host.own_cores out"
+        raise BadInput("only root's daemon has jobs of several users to keep apart", subject="host.own_cores", hint=hint)
     if any(GROUP in source for source in values["volumes"].values()):
         hint = "leave volumes with $GROUP out"
         raise BadInput("only root's daemon can keep the groups of a user in her jobs", subject="volumes", hint=hint)

@@ -1,4 +1,4 @@
-"""On which line of a TOML document each key is written: tomllib keeps no positions."""
+"""The line of each key of a TOML document. Python's ``tomllib`` keeps no positions, so the text is read once more to find them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PIECE = r'"""(?:[^"\\]|\\[\s\S]|"(?!""))*"{3,5}|' r"'''(?:[^']|'(?!''))*'{3,5}|
 
 
 def lines_of(text: str) -> dict[Path, int]:
-    """The line of each key, by its path: that on which the statement begins that has it first. Keys within ``{ }`` are not among them.
-    ``text``: a document that tomllib reads."""
+    """The line of each key, by its path: where the first statement begins that sets it. Keys within ``{ }`` are not among them. ``text``:
+    valid TOML."""
     found: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     table: Path = ()

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -24,6 +25,7 @@ from support.scheduling import DaemonProcess
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.policy.policy import decide
+from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
@@ -65,16 +67,33 @@ def rate(daemon: DaemonProcess, job: JobSpec, clients: int, each: int) -> float:
     return clients * each / (time.perf_counter() - before)
 
 
-def pass_time(waiting: int, *, own_limits: bool = False) -> float:
+CLASSES = {"A": ("g0", "g1", "g2", "g3"), "B": ("g4", "g5", "g6", "g7")}
+USERS = [f"u{number}" for number in range(10)]
+GUARANTEES = Quotas({user: Quota(guarantee=2, weight=2) for user in USERS})
+OF_CLASSES = Quotas(
+    {user: Quota(guarantee=2, weight=2, classes={name: ClassQuota(guarantee=1, weight=3) for name in CLASSES}) for user in USERS}
+)
+
+
+def pass_time(
+    waiting: int, *, own_limits: bool = False, quotas: Quotas | None = None, classes: Mapping[str, tuple[str, ...]] = {}
+) -> float:
     """Milliseconds of processor time, median of nine, of one pass of the policy beside so many waiting jobs of ten users who ask for one to
-    eight GPUs, two of eight being free. ``own_limits``: each job has a time limit of its own."""
+    eight GPUs, two of eight being free. ``own_limits``: each job has a time limit of its own. ``quotas``: with these, and in a fair order,
+    the other six GPUs being borrowed; ``classes``: each job asks for GPUs of one of them."""
     dice = random.Random(1)
     gpus = tuple(f"g{number}" for number in range(8))
     jobs = [
-        WaitingJob(number, f"u{dice.randrange(10)}", dice.randint(1, 8), time_limit=dice.uniform(4e3, 9e4) if own_limits else 3600.0)
+        WaitingJob(
+            *(number, f"u{dice.randrange(10)}", dice.randint(1, 8)),
+            time_limit=dice.uniform(4e3, 9e4) if own_limits else 3600.0,
+            gpu_class=dice.choice(list(classes) or [""]),
+        )
         for number in range(1, waiting + 1)
     ]
-    state = QueueState(gpus, WaitingList(jobs), [RunningJob(waiting + 1, "x", frozenset(gpus[:6]), ends=3600.0)])
+    running = [RunningJob(waiting + 1, "x", frozenset(gpus[:6]), ends=3600.0, since=-1000.0)]
+    had = None if quotas is None else {f"user {user}": 100.0 * number for number, user in enumerate(USERS)}
+    state = QueueState(gpus, WaitingList(jobs), running, quotas or Quotas(), usage=had, classes=classes)
     times = []
     for _ in range(9):
         before = time.process_time()
@@ -124,6 +143,8 @@ def main() -> int:
             daemon.stop()
     row["pass_100k_ms"] = round(pass_time(100_000), 2)
     row["pass_100k_own_limits_ms"] = round(pass_time(100_000, own_limits=True), 2)
+    row["pass_100k_guarantees_ms"] = round(pass_time(100_000, quotas=GUARANTEES), 2)
+    row["pass_100k_class_guarantees_ms"] = round(pass_time(100_000, quotas=OF_CLASSES, classes=CLASSES), 2)
     for name, value in row.items():
         print(f"{name:22} {value}")
     if options.json:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from dockless.base.typing import TypeVar
 from dockless.cgroups.delegation import find_delegation, switch_on
+from dockless.cgroups.limits import format_list
 
 T = TypeVar("T")
 KEEPERS = "_keepers"
@@ -87,6 +88,20 @@ def weigh(uid: int, weight: int) -> None:
     if place.path is not None:
         with contextlib.suppress(OSError), open(f"{place.home}/{group_of(uid)}/cpu.weight", "w") as file:
             file.write(f"{weight}")
+
+
+def confine(uid: int, processors: Set[int]) -> None:
+    """Keep what is in a user's group to these processors. Harmless where there is no group, or groups do not have the cpuset controller.
+    ``OSError``. All of them, where none holds no longer: a group in which something runs cannot be told to have none of its own again."""
+    place = find_delegation(ask_systemd=False)
+    if place.path is None:
+        return
+    try:
+        with open(f"{place.home}/{group_of(uid)}/cpuset.cpus", "r+") as file:  # "w" could make it, which cgroupfs forbids
+            file.write(format_list(processors) + "\n")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
 
 
 def remove_empty(path: str) -> bool:

@@ -6,7 +6,7 @@ with, so what enters has no right that the sandbox's own program has not.
     keeper   a child of the sandbox's keeper, in its user namespace already
     CLONE    straight into a cgroup below the sandbox's
     init     outside of the sandbox's processes: the other namespaces, root there
-    MARK     where it has no cgroup: so that all of it is found
+    MARK     where it has no cgroup: limits by which its processes are found later
     SPAWN    into the PID namespace
     program  the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
     EXEC
@@ -36,7 +36,7 @@ _ORDER = ("net", "ipc", "uts", "cgroup", "pid", "mount")
 """In which they are entered: the mount namespace last, because the host's paths end there."""
 _SIGKILL = 9
 _MARK = (RLIMITS["locks"], RLIMITS["rttime"], RLIMITS["rss"])
-"""The limits of which two are the mark of what has no cgroup."""
+"""Resource limits: two of these three are set to values that mark the processes of a command that has no cgroup."""
 TARGET = "/target"
 """Where the files of a sandbox are for whoever looks into it."""
 _CLONES = {"/": TARGET[1:], "/proc": "proc", "/sys": "sys"}
@@ -48,8 +48,8 @@ class Entry:
     """What enters. ``argv``: as the image's programs are called; ``env`` is added to the sandbox's. ``workdir`` empty: the sandbox's.
     ``account`` None: the sandbox's own. ``timeout``: seconds until its whole tree is killed, 0 for none. ``given``: the program is a
     descriptor, not ``argv[0]``. ``tty``: a terminal of its own, whose other side goes to the socket in ``SLOT_TERMINAL``. ``handed``: its
-    standard streams come by a socket, the one it is given as standard input. ``ends``: what it leaves running ends with it, by its mark;
-    in a cgroup that is for whoever made the group."""
+    standard streams come by a socket, the one it is given as standard input. ``ends``: when it ends, all processes that it has started
+    are killed. They are found by its mark; where it has a cgroup, whoever made the cgroup kills them instead."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -175,8 +175,8 @@ def _terminal(program: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
 
 
 def _spawned(program: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> tuple[Op, ...]:
-    """The program section, and what is marked before there is a process in the sandbox: native/launcher/marked.c. The program's own values
-    of these limits come first: they may be above the mark."""
+    """The program section. Where there is no cgroup the mark is set before the first process of the command is in the sandbox, see
+    native/launcher/marked.c; the program's own values of these limits are set before the mark, as they may be higher."""
     first = () if has_cgroup else tuple(op for op in program if op.name == "RLIMIT" and op.c in _MARK)
     mark = () if has_cgroup else (Op("MARK", x=int(entry.ends)),)
     return (*first, *mark, Op("SPAWN"), *_program(tuple(op for op in program if op not in first), entry))

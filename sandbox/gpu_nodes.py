@@ -1,7 +1,7 @@
-"""The nodes of leased GPUs as a sandbox is given them: the host's, or its own where those are closed to it.
+"""The device nodes of leased GPUs in a sandbox: the host's nodes, or nodes of the sandbox's own where it may not open those.
 
-An administrator may close the host's nodes (``NVreg_DeviceFileMode=0600``), so that nobody has a GPU without a lease of root's daemon. Root
-gives a sandbox nodes of its own then, as for other leased devices; a user has nothing to give.
+An administrator may close the host's nodes (``NVreg_DeviceFileMode=0600``), so that only root's daemon can give out GPUs. Root then makes
+nodes for each sandbox, as for other leased devices. A user cannot make nodes: what users start without root's daemon gets no GPU there.
 """
 
 from __future__ import annotations

@@ -83,11 +83,17 @@ class Config:
     cores_per_job: int = DEFAULTS["host.cores_per_job"]
     memory_per_job: int = DEFAULTS["host.memory_per_job"]
     numa: str = DEFAULTS["host.numa"]
+    own_cores: str = DEFAULTS["host.own_cores"]
 
     @property
     def has_mps(self) -> bool:
         """Whether jobs that share a GPU get NVIDIA's Multi-Process Service."""
         return self.mps == "yes" and self.share == "user"
+
+    @property
+    def has_own_cores(self) -> bool:
+        """Whether users have processors of their own for the whole cores of their jobs."""
+        return self.own_cores == "yes"
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -131,7 +137,7 @@ def load(path: Path) -> Config:
         tuple(_reserved(name, said) for name, said in found["reservations"].items()),
         *(
             found[f"host.{name}"]
-            for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job", "numa")
+            for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job", "numa", "own_cores")
         ),
     )
 

@@ -34,6 +34,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
 from dockless.base.records import differences, read
 from dockless.base.typing import Any, Literal
+from dockless.cgroups.limits import MOST_CORES
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 from dockless.sched.parsing import EVENTS, MAX_AFTER, is_label, parse_dependency, parse_port
@@ -111,6 +112,10 @@ class JobSpec:
     ``role``: of one that starts together with others (``Client.submit_gang``). They all end when ``min_failed`` of a role have failed, 0
     for never, and when ``min_succeeded`` of one have ended well, 0 for when all have ended. ``ports``: those that it gets,
     ``"LABEL:COUNT"``, beside one of its own.
+
+    ``reserve_cpus``: cores that the queue counts for it where its limit says fewer, or nothing.
+
+    ``secrets``: names and values. Variables of ``spec`` refer to them, ``<% $secrets.NAME %>``, and get the values when the job starts.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -135,6 +140,8 @@ class JobSpec:
     min_failed: int = 1
     min_succeeded: int = 0
     ports: tuple[str, ...] = ()
+    reserve_cpus: float = 0.0
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -154,6 +161,13 @@ class JobSpec:
                 raise BadInput(
                     f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters"
                 )
+        if not 0 <= self.reserve_cpus <= MOST_CORES:
+            hint = "give a number of cores, or 0"
+            raise BadInput(f"{self.reserve_cpus:g} reserved cores are out of range", subject="reserve_cpus", hint=hint)
+        if self.secrets:
+            from dockless.sched.formats.templates import check_room
+
+            check_room(self.spec.env, dict(self.secrets))
         if self.spec.gpus:
             raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
 
@@ -228,7 +242,8 @@ class JobOptions:
     memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group), ``mps`` (a limit
     that its programs can leave; it is ended then) or ``watchdog`` (it is ended when it has more); empty where it has whole GPUs.
     ``shared_place``: of jobs that start together, which of the GPUs that they share it is on, counted from 1; 0 where it has its own.
-    ``millicores``: that its limits say, in thousandths of a core, and ``memory``, in bytes; 0 where they do not.
+    ``millicores``: that its limits or ``JobSpec.reserve_cpus`` say, in thousandths of a core, and ``memory``, in bytes, that its limits
+    say or keep for it; 0 where they do not.
 
     Of jobs that start together: ``role``, and ``role_index``: its place in it; ``members``: how many they are; ``min_failed``,
     ``min_succeeded``, ``labels`` (``JobSpec.ports``); ``ports``: the numbers that its newest attempt has, its own first. Of the first of
@@ -273,11 +288,14 @@ NO_OPTIONS = JobOptions()
 
 def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0) -> JobOptions:
     """As a job of that user begins."""
+    limits = job.spec.limits
+    cores = max(limits.cpu_max or 0, job.reserve_cpus)
+    memory = max(limits.memory_max or 0, limits.memory_low or 0, limits.memory_min or 0)
     found = JobOptions(
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
         retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
         notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class, gpu_share=gpu_share,
-        millicores=math.ceil(round((job.spec.limits.cpu_max or 0) * 1000, 6)), memory=job.spec.limits.memory_max or 0,
+        millicores=math.ceil(round(cores * 1000, 6)), memory=memory,
         role=job.role, min_failed=job.min_failed, min_succeeded=job.min_succeeded, labels=job.ports,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found

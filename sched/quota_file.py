@@ -21,7 +21,7 @@ SECTIONS = {"user": ("quota", "users"), "group": ("quota", "groups"), "default":
 _OF_CLASS = "classes."
 _KEYS_OF_CLASS = tuple(field.key for field in settings.CLASS_QUOTA)
 _SLIP = 0.6
-"""From what likeness on the last word of a class is taken for a slip of one of its keys."""
+"""Likeness, 0 to 1, from which the last word of a class is taken for a misspelt key of the class."""
 _LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
 

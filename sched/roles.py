@@ -81,7 +81,7 @@ def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> d
 
 
 def _of_openpai(members: Sequence[JobOptions], own: JobOptions) -> dict[str, str]:
-    """Those of protocol 2, and the older ones that jobs in the wild still ask for: ``HOST_LIST`` and ``CONTAINER_HOST``."""
+    """The variables of OpenPAI's protocol 2, and two older ones that jobs still use: ``HOST_LIST`` and ``CONTAINER_HOST``."""
     found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index), "PAI_CONTAINER_HOST_IP": LOOPBACK}
     addresses: dict[str, list[str]] = {}
     for member in members:
@@ -98,7 +98,7 @@ def _of_openpai(members: Sequence[JobOptions], own: JobOptions) -> dict[str, str
 
 
 def labelled(member: JobOptions) -> dict[str, tuple[int, ...]]:
-    """The ports that stand behind each of its labels."""
+    """The port numbers of each of its labels."""
     found, at = {}, 1
     for label, count in map(parse_port, member.labels):
         found[label] = member.ports[at : at + count]

@@ -1,4 +1,4 @@
-"""What was used, and which quotas are exceeded: records that client and daemon share."""
+"""Records for use of the host and for exceeded quotas, which daemon and client exchange."""
 
 from __future__ import annotations
 

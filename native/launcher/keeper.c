@@ -186,18 +186,12 @@ static void time_is_up(struct plan_header *plan, struct deadline *d) {
     }
 }
 
-static int has_own_pids(const struct plan_header *plan) {
-    for (uint32_t pc = 0; pc < plan->n_ops; pc++)
-        if (plan_ops(plan)[pc].code == OP_SETNS && plan_ops(plan)[pc].x == 0x20000000 /* NEWPID */) return 1;
-    return 0;
-}
-
 /* What entered, where it has a mark. If it forks faster than we can kill, the sandbox ends: the kernel kills all of a PID namespace with its init. */
 static void end_marked(struct plan_header *plan) {
     sysret init = sys(NR_pidfd_open, first, 0);
     struct pollfd_ ended = {(int)init, POLL_IN, 0};
     struct timespec_ wait = {SECONDS_OF_A_NAMESPACE, 0};
-    if (kill_marked(first) && init >= 0 && sandbox && has_own_pids(plan)) {
+    if (kill_marked(first) && init >= 0 && sandbox && pid_namespace(plan) >= 0) {
         plan->outcome |= OUTCOME_UNENDED;
         __atomic_fetch_or(&sandbox->outcome, OUTCOME_UNENDED, __ATOMIC_RELAXED);
         sys(NR_pidfd_send_signal, init, SIG_KILL, 0, 0);

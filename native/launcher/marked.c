@@ -13,6 +13,9 @@
  *   RTTIME and RSS        RTTIME falling, RSS rising
  *
  * What carries it has no limit above those that the marked one had, the third among them.
+ *
+ * A process outside may have limits as low, by its owner's wish. So it has to be in the sandbox's PID namespace, too, or in one below: no process leaves its own,
+ * and makes others there alone. pid_namespaces(7)
  */
 #include "launcher.h"
 
@@ -24,12 +27,15 @@ enum { MOST_PIDS = 1 << 22 /* where the host does not say: 64-bit kernels have n
 
 static const int limits[LIMITS] = {10 /* LOCKS */, 15 /* RTTIME */, 5 /* RSS */};
 static uint64_t marks[LIMITS]; /* on memory that what enters and its keeper share */
-static int marked, to_the_end;
+static struct facts processes; /* the sandbox's PID namespace, where it has its own */
+static int marked, to_the_end, has_own_pids;
 
-/* -E_RANGE where fewer than two are unlimited, and under another mark: whatever is below that, its keeper kills. */
-int set_mark(uint64_t ends) {
+/* `pids`: a descriptor of the sandbox's PID namespace, -1 where that is the host's. -E_RANGE where fewer than two are unlimited, and under another mark: whatever is
+ * below that, its keeper kills. */
+int set_mark(uint64_t ends, int pids) {
     uint64_t moment = now_ns(1) & (ROOM - 1), below[2] = {moment + 1, ROOM - moment};
     int unlimited[LIMITS], count = 0;
+    has_own_pids = pids >= 0 && facts_of(pids, &processes) == 0;
     for (int i = 0; i < LIMITS; i++) {
         uint64_t limit[2]; /* soft, hard */
         sysret err = sys(NR_prlimit64, 0, limits[i], 0, limit);
@@ -90,6 +96,39 @@ static int is_young(int pid) {
     return start > began;
 }
 
+/* Whether a process that must not be looked into is not in the PID namespace of /proc, which is the keeper's, by the number that each of its namespaces has for it:
+ * proc_pid_fdinfo(5). Also 1 where the kernel does not say. */
+static int is_below_ours(int held) {
+    static const char word[] = "\nNSpid:";
+    char path[64], text[512];
+    path[put_number(path, put_text(path, 0, "/proc/self/fdinfo/"), (uint64_t)held, 1)] = 0;
+    sysret fd = sys(NR_openat, AT_FDCWD_, path, O_CLOEXEC_, 0), n = fd < 0 ? 0 : sys(NR_read, fd, text, sizeof text);
+    int found = 0, numbers = 0;
+    if (fd >= 0) sys(NR_close, fd);
+    for (sysret i = 0; i < n && !(word[found] == 0 && text[i] == '\n'); i++) {
+        if (word[found] == 0) numbers += text[i] == '\t';
+        else found = text[i] == word[found] ? found + 1 : text[i] == '\n';
+    }
+    return word[found] != 0 || numbers > 1;
+}
+
+/* Whether it is in the sandbox's PID namespace or in one below. `held`: its pidfd. ioctl_ns(2) */
+static int is_inside(int pid, int held) {
+    char path[64];
+    if (!has_own_pids) return 1;
+    path[put_text(path, put_number(path, put_text(path, 0, "/proc/"), (uint64_t)pid, 1), "/ns/pid")] = 0;
+    sysret space = sys(NR_openat, AT_FDCWD_, path, O_CLOEXEC_, 0);
+    if (space < 0) return is_below_ours(held);
+    for (;;) {
+        struct facts its = {0};
+        int found = facts_of((int)space, &its) == 0 && same(&its, &processes);
+        sysret above = found ? 0 : sys(NR_ioctl, space, 0xB702 /* NS_GET_PARENT */);
+        sys(NR_close, space);
+        if (found || above < 0) return found;
+        space = above;
+    }
+}
+
 /* Whether there was anything to end. A number may be another's by now: so what it names is held, and looked at again. The pidfd of a process is readable when
  * all its threads have ended; a thread has none. */
 static int end_one(int pid) {
@@ -98,7 +137,7 @@ static int end_one(int pid) {
     if (held < 0) return held != -E_SRCH && held != -E_INVAL && held != -E_NOENT;
     struct pollfd_ process = {(int)held, POLL_IN, 0};
     struct timespec_ zero = {0, 0};
-    int alive = !sys(NR_ppoll, &process, 1, &zero, 0, 8);
+    int alive = !sys(NR_ppoll, &process, 1, &zero, 0, 8) && is_inside(pid, (int)held);
     if (alive && now_ns(1) >= until && !young) young = is_young(pid);
     if (alive && carries_it(pid) > 0) sys(NR_pidfd_send_signal, held, SIG_KILL, 0, 0);
     sys(NR_close, held);

@@ -402,6 +402,12 @@ static int exec_command(const struct plan_header *plan, const struct plan_op *op
     return result;
 }
 
+int pid_namespace(const struct plan_header *plan) {
+    for (uint32_t pc = 0; pc < plan->n_ops; pc++)
+        if (plan_ops(plan)[pc].code == OP_SETNS && plan_ops(plan)[pc].x == 0x20000000 /* NEWPID */) return plan_ops(plan)[pc].in;
+    return -1;
+}
+
 int op_run(struct plan_header *plan, const struct plan_op *op) {
     const struct plan_header *taken = taken_plan();
     const char *a = plan_data(plan, op->a), *b = plan_data(plan, op->b);
@@ -462,7 +468,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_TERMINAL: return make_terminal(plan, op, a);
     case OP_STREAMS: return take_streams();
     case OP_HAND_ROOT: return hand_root(op->in);
-    case OP_MARK: return set_mark(op->x);
+    case OP_MARK: return set_mark(op->x, pid_namespace(plan));
     case OP_BARRIER: return wait_at_barrier(plan, op->in, op->x);
     case OP_EXEC: return taken ? exec_command(taken, &plan_ops(taken)[1]) : exec_command(plan, op);
     }

@@ -32,8 +32,11 @@ int tell_taken(void);
 /* ops.c: in init, when the program has been exec'd. */
 void forget_arguments(void);
 
+/* ops.c: the slot of the PID namespace that the plan enters, -1 for none. */
+int pid_namespace(const struct plan_header *plan);
+
 /* marked.c: so that what we start is found wherever it goes; `ends`: and ends with its program. 0 or a negative errno. */
-int set_mark(uint64_t ends);
+int set_mark(uint64_t ends, int pids);
 
 /* remove.c: a directory and everything below it, by name in a directory. 0 or a negative errno. */
 int remove_tree(int parent, const char *name);

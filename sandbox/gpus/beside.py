@@ -1,12 +1,12 @@
-"""Nodes of NVIDIA's drivers that are no GPU's, and that an image may ask for beside the leased ones, where a setting allows it::
+"""Device nodes of NVIDIA's drivers that belong to no GPU. An image can ask for them beside its leased GPUs, where a setting allows it::
 
     NVIDIA_GDS=enabled            gds        /dev/nvidia-fs<N>; /etc/cufile.json and /run/udev, read-only
     NVIDIA_GDRCOPY=enabled        gdrcopy    /dev/gdrdrv
     NVIDIA_IMEX_CHANNELS=0,3      imex       /dev/nvidia-caps-imex-channels/channel<N>
 
-None of them knows of leases, so ``gpus.beside`` of the settings names what may be had; it is empty unless an administrator says otherwise
-(decision 104). Without it the variables say nothing, as where the host has no such node. The NVSwitches' nodes control the links of every
-GPU of the host, and are never given.
+These drivers do not look at leases, so the setting ``gpus.beside`` names those that sandboxes may have; by default none (decision 104).
+What it does not name is ignored, and so is what the host does not have. The nodes of NVSwitches control the links of every GPU of the host,
+and are never given.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _FS = re.compile(r"nvidia-fs([0-9]{1,3})\Z")
 
 
 def asked(variables: Mapping[str, str]) -> frozenset[str]:
-    """What an environment asks for of what the settings allow. ``BadInput`` where they are wrong."""
+    """Those of ``gds``, ``gdrcopy`` and ``imex`` that the variables ask for and the settings allow. ``BadInput`` for wrong settings."""
     wanted = {name for name, variable in _VARIABLES.items() if variables.get(variable, "").strip()}
     wanted -= {name for name in wanted - {"imex"} if variables[_VARIABLES[name]].strip() != "enabled"}
     return frozenset(wanted.intersection(settings.load()["gpus.beside"])) if wanted else frozenset()
 
 
 def device_nodes(variables: Mapping[str, str]) -> tuple[DeviceNode, ...]:
-    """Those of what is ``asked`` that this host has. ``GpuError`` for a channel that is not there, and for a node that is another device
-    than its name says; ``BadInput`` for what is no channel."""
+    """The nodes of what is ``asked`` for, as far as this host has them. ``GpuError`` for a channel that is not there, and for a node whose
+    numbers are those of another device; ``BadInput`` for what is no channel."""
     wanted = asked(variables)
     return tuple(_nodes(wanted, variables)) if wanted else ()
 

@@ -4,10 +4,10 @@
 
     description(inventory) ──► {"cdiVersion": …, "kind": "nvidia.com/gpu", "devices": [0, 0:1, GPU-…, MIG-…, all], "containerEdits": …}
 
-Nodes and files are those that dockless itself shows (``nodes``, ``driver_files``), of all capabilities but ``compat32``. Each library is
-mounted by each of its names, so no hook has to make links to it. Where the host has NVIDIA's nvidia-cdi-hook, that is named for what no
-mount can do, as far as it can: a newer CUDA of the image, the linker's cache, the links of /dev/dri/by-path, the driver's parameters.
-Dockless reads no such file for ``nvidia.com/gpu``: it collects anew at each start.
+The nodes and files are the same that dockless gives its own sandboxes (``nodes``, ``driver_files``), of all capabilities but ``compat32``.
+Each library is mounted under each of its names, so no hook has to make links. Some things cannot be done by mounts: a newer CUDA of the
+image, the linker's cache, the links of /dev/dri/by-path, the driver's parameters. Where the host has NVIDIA's nvidia-cdi-hook, the file
+names it as the hook for those that it can do. Dockless reads no such file for ``nvidia.com/gpu``: it looks at the host anew.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _edits(nodes: Iterable[DeviceNode]) -> dict[str, Any]:
 
 
 def _group(path: str) -> int:
-    """Which group may use a node that not everybody may; 0 for none."""
+    """The id of the group that may use a node which is not open to everybody; 0 for none."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if found.st_mode & (stat.S_IROTH | stat.S_IWOTH) != stat.S_IROTH | stat.S_IWOTH and found.st_mode & stat.S_IRGRP:
@@ -128,7 +128,7 @@ def _targets(root: str, file: DriverFile) -> Iterator[str]:
 
 
 def _hooks(path: str, mounts: list[dict[str, Any]], version: str) -> Iterator[dict[str, Any]]:
-    """In the order in which they have to run. One that this program does not have would fail each start."""
+    """The hooks, in the order in which they have to run. A hook that this program does not have is left out: it would fail each start."""
     folders = dict.fromkeys(os.path.dirname(mount["containerPath"]) for mount in mounts if ".so" in mount["containerPath"])
     folders = {folder: None for folder in folders if not folder.endswith("/gbm") and "/xorg/" not in folder}  # where no linker looks
     wanted = {
@@ -150,7 +150,7 @@ def _hook(path: str, name: str, args: Sequence[str]) -> dict[str, Any]:
 
 
 def _knows(path: str, name: str) -> bool:
-    """Whether the program has that word in it: newer ones have more hooks. It is looked at, and not run."""
+    """Whether the program has a hook of that name: whether the name is in its file. The program is not run."""
     with contextlib.ExitStack() as opened, contextlib.suppress(OSError, ValueError):  # ValueError: it is empty
         stream = opened.enter_context(open(path, "rb"))
         return opened.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)).find(name.encode()) >= 0

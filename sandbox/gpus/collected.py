@@ -1,10 +1,10 @@
-"""The files of the driver, looked for once in each boot: every image and every set of capabilities takes its own of them.
+"""The files of the NVIDIA driver, looked for once in each boot. Each sandbox takes what it needs from this list.
 
 ::
 
     driver_files.find ─► DriverFile …     kept with the time of the last change of each file, and of each place that was searched
 
-So a part of the driver that is installed later is seen, and one that is removed or replaced, or has another mode or owner.
+So the list is made anew when a part of the driver is installed, removed or replaced, or has another mode or owner.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _OWN_VERSIONS = ("libnvidia-nvvm70", "libnvidia-egl-gbm", "libnvidia-egl-wayland
                  "libnvidia-egl-xlib")  # fmt: skip
 """Libraries of the driver's package whose version is their own."""
 _UNKNOWN = ("compute", "graphics")
-"""What a library may be for that begins as the driver's do and is in none of these lists."""
+"""The capabilities of a library that is in none of these lists, but whose name begins as those of the driver do (``libnv``)."""
 _OF_SETTINGS = ("libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client")
 """Libraries of nvidia-settings, which is not shown."""
 _LINKS = {"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",

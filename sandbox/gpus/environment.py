@@ -1,4 +1,4 @@
-"""What the environment of a sandbox says about GPUs. Its own small module: every start needs it, and few need the rest of ``gpu``."""
+"""The environment variables of a sandbox that are about GPUs. A small module of its own, as every start imports it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 def said_visible(variables: Mapping[str, str] | Iterable[tuple[str, str]]) -> frozenset[str]:
-    """What ``NVIDIA_VISIBLE_DEVICES`` says: ``all``, ``none``, ``void``, names of GPUs; nothing where it is empty or not set. Of pairs the
-    last counts."""
+    """The words of ``NVIDIA_VISIBLE_DEVICES``: ``all``, ``none``, ``void`` or names of GPUs; none where it is empty or not set. Of several
+    pairs with that name the last counts."""
     return frozenset(map(str.strip, dict(variables).get(VISIBLE, "").split(","))) - {""}
 
 
 def asks_for_files_alone(variables: Iterable[tuple[str, str]]) -> bool:
-    """Whether a sandbox without GPUs is to have the driver's files: ``NVIDIA_VISIBLE_DEVICES=none``. Asked at each start."""
+    """Whether the variables ask for the driver's files without a GPU: ``NVIDIA_VISIBLE_DEVICES=none``. Called at each start."""
     pairs = tuple(variables)
     return any(name == VISIBLE for name, _ in pairs) and "none" in (said := said_visible(pairs)) and "void" not in said
 

@@ -1,4 +1,4 @@
-"""Whether this host has a GPU of a class: asked of the classes that quotas name."""
+"""Whether this host has a GPU of a class. Used to check the classes that quotas name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dockless.sandbox.gpus import gpu, handed_out
 
 
 def has_class(kinds: Sequence[str]) -> Callable[[str], bool]:
-    """What says so; the driver is asked once it is called. ``kinds``: the kinds of devices that are handed out beside the GPUs. True of
-    every model and MIG profile where the driver tells of no GPU: there is nothing to compare with."""
+    """A function that says whether this host has a GPU of that class. It asks the driver at the first call. ``kinds``: the kinds of
+    devices that are leased beside GPUs. Where the driver lists no GPU, the answer is True for every model and MIG profile."""
 
     @cache
     def units() -> tuple[gpu.Gpu, ...]:

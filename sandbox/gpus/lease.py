@@ -55,6 +55,9 @@ from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simula
 Company = Literal["user", "all"]
 """Who may share a GPU with one who has a share of it: the same user, or all."""
 
+Ours = Collection[tuple[str, int, str]]
+"""GPU, MiB and number of each share that the caller has."""
+
 _NR_PIDFD_GETFD = 438
 _MOST_HELD = 253
 """Descriptors of one message. unix(7)"""
@@ -169,11 +172,12 @@ def take(uuids: Collection[str]) -> list[socket.socket]:
         return _patiently(lambda: _bind_all(uuids))
 
 
-def take_share(wanted: Share, capacity: int) -> list[socket.socket]:
-    """Hold a part of a GPU that has ``capacity`` MiB for all who share it, until the sockets are closed. ``NotEnoughGpus`` if it is leased
-    whole, if too little of it is left, or if others share it who do not want that company."""
+def take_share(wanted: Share, capacity: int, ours: Ours = ()) -> list[socket.socket]:
+    """Hold a part of a GPU that has ``capacity`` MiB for all who share it, until the sockets are closed. ``ours``: a kernel without
+    unix_diag does not tell which of the others are the caller's. ``NotEnoughGpus`` if it is leased whole, if too little of it is left, or
+    if others share it who do not want that company."""
     with _told():
-        return _patiently(lambda: _bind_share(wanted, capacity))
+        return _patiently(lambda: _bind_share(wanted, capacity, ours))
 
 
 def keep_out(uuid: str) -> list[socket.socket]:
@@ -428,7 +432,7 @@ def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
         return bound
 
 
-def _bind_share(wanted: Share, capacity: int) -> list[socket.socket]:
+def _bind_share(wanted: Share, capacity: int, ours: Ours) -> list[socket.socket]:
     """``_Taken``, ``Unwritable``"""
     with contextlib.ExitStack() as opened:
         bound = [_bind(wanted.uuid, wanted.name, opened)]
@@ -438,7 +442,8 @@ def _bind_share(wanted: Share, capacity: int) -> list[socket.socket]:
         there = [share for name, uid in leased if (share := _share(name, uid)) is not None]
         if sum(share.memory for share in there) > capacity:
             raise _Taken(wanted.uuid, ", too little of its memory is left", seen=True)
-        strangers = len({share.uid for share in there}) > 1 or (len(there) > 1 and there[0].uid == NOBODY)
+        known = {Share(uuid, memory, wanted.company, number).name for uuid, memory, number in ours} | {wanted.name}
+        strangers = any(share.name not in known if share.uid == NOBODY else share.uid != os.geteuid() for share in there)
         if strangers and any(share.company == "user" for share in there):
             raise _Taken(wanted.uuid, " in part, by another user", seen=True)
         opened.pop_all()

@@ -296,8 +296,9 @@ def _compiled(box: Entrance, entry: Entry, has_cgroup: bool, tools: Tools | None
 
 
 def _end(box: Entrance) -> bool:
-    """End the sandbox: the keeper of a command was killed before it could end all that the command had started, because many processes left
-    it no time. The kernel kills a PID namespace with its init, and that with its keeper. False where the processes are the host's."""
+    """End the sandbox by killing its keeper. Needed where a command's keeper was killed before it could end all that the command had
+    started. When the sandbox's keeper ends, the kernel ends its init, and with that all processes of the PID namespace. False, and nothing
+    is done, where the sandbox has the host's PID namespace."""
     if not any(op.name == "CLONE" and op.x & NEW_NS["pid"] for op in box.plan.ops):
         return False
     with contextlib.suppress(SandboxError, ProcessLookupError):

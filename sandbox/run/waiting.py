@@ -1,8 +1,8 @@
-"""Waiting for the end of a sandbox that another program holds, or nobody.
+"""Waiting for the end of a sandbox that this program did not start.
 
 ::
 
-    with Waiting(box) as waiting:      what its keeper will say of its end is open from here on, whoever removes it meanwhile
+    with Waiting(box) as waiting:      opens the file to which the keeper writes how it ended: it can be read after it is removed
         …                              until waiting.fileno() is readable, by select or by a loop
         waiting.result()
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """``over``: it had ended before, and there is nothing to wait for."""
+    """``over``: the sandbox had ended before."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -73,8 +73,8 @@ class Waiting:
         return ended
 
     def _open_exit(self) -> int:
-        """The file into which the keeper writes how it ended, opened before it is gone; -1 where there is none. A detached one's has the
-        other name from the moment at which all is in it until the keeper removes it."""
+        """The file to which the keeper writes how it ended, opened before it is removed; -1 where there is none. That of a detached sandbox
+        is renamed from ``exit.tmp`` to ``exit`` when it is complete."""
         how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if self._box.foreground else 0)
         for name in ("exit.tmp",) if self._box.foreground else ("exit.tmp", "exit"):
             with contextlib.suppress(OSError):

@@ -42,7 +42,7 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
 from dockless.sched.engine.gpus.figures import Watch
 from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
-from dockless.sched.engine.host import host_supplies, weights
+from dockless.sched.engine.host import host_supplies, own_cores, weights
 from dockless.sched.engine.lifecycle import ending, gang_ends, gangs, preempting, remains, starting
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
@@ -111,6 +111,9 @@ class Engine:
         self.active: dict[int, LiveJob] = {}
         self.per_user = PerUser()
         self.weights: dict[int, int] = {}  # what the group of each user weighs, while jobs of hers run
+        self.alone: dict[int, frozenset[int]] = {}  # the processors that no other user's jobs run on, by user (host.own_cores)
+        self.confined: dict[int, frozenset[int]] = {}  # those that the group of each user was kept to, while jobs of hers run
+        self.confining = False
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
         self.xids: Counter[tuple[str, int]] = Counter()  # how often each Xid error was heard, by GPU or slice
@@ -144,10 +147,11 @@ class Engine:
         """Take new settings; quotas bind what starts from now on."""
         self.config = config
         self.notices.ways = config.notify
-        self.gpus.keep_back(mps.OWN if config.has_mps else 0)
+        self.gpus.keep_back(mps.SERVICE_MEMORY if config.has_mps else 0)
         self.callers = Callers(config)
         regroup(self)
         self.supplies = host_supplies.here(config)
+        own_cores.settle(self)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
         self.decision = None
         if self.past is not None and self.past.half_life != config.half_life:
@@ -214,6 +218,7 @@ class Engine:
         ):
             if error is not None:
                 self.spawn(ending.give_up(self, entry, error))
+        own_cores.taken_up(self)
         await remains.sweep(self)
         await sharing.take_up(self)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import compress
+from operator import not_
 
 from dockless.base.dataclass import copied, dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ class Entries(MutableMapping[int, LiveJob]):
         return found, outlined
 
     def whole(self, numbers: Iterable[int]) -> tuple[dict[int, LiveJob], list[int]]:
-        """Those of them of which the whole is here, and the numbers of the outlines."""
+        """The jobs of these numbers that are in memory completely, and the numbers of those of which only an outline is."""
         found = {number: entry for number in numbers if (entry := self._of.get(number)) is not None}
         outlined = [number for number, entry in found.items() if not isinstance(entry, LiveJob)]
         return {number: entry for number, entry in found.items() if isinstance(entry, LiveJob)}, outlined
@@ -119,26 +120,34 @@ class _Like:
     whole: bool = False
 
 
+class _Known(dict[tuple[Any, ...], _Like]):
+    """By what was asked for."""
+
+    def __missing__(self, asked: tuple[Any, ...]) -> _Like:
+        found = self[asked] = _like(*asked)
+        return found
+
+
 def outlines(engine: Engine) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Take up the jobs that wait and need no more than a look: those that may start stand in line afterwards.
+    """Take up the jobs that wait, are not cancelled and need no more than a look: those that may start stand in line afterwards.
 
     The numbers of all others; and those that an array's limit may keep aside: the job, its array, the limit."""
     others = pending.others(engine.reader)
     limited: list[tuple[int, int, int]] = []
-    known: dict[tuple[Any, ...], _Like] = {}
+    known = _Known()
     line: list[WaitingJob] = []
     for part in pending.pending(engine.reader):
-        likes = [known.get(asked) or known.setdefault(asked, _like(*asked)) for asked in zip(*map(part.__getitem__, _ASKED), strict=True)]
-        if any(like.whole for like in likes):
-            others += compress(part["id"], (like.whole for like in likes))
-            chosen = [not like.whole for like in likes]
+        likes = [*map(known.__getitem__, zip(*map(part.__getitem__, _ASKED), strict=True))]
+        if any(part["cancelled"]) or any(like.whole for like in known.values()):
+            chosen = [not like.whole and not cancelled for like, cancelled in zip(likes, part["cancelled"], strict=True)]
+            others += compress(part["id"], map(not_, chosen))
             part = {name: [*compress(column, chosen)] for name, column in part.items()}
             likes = [*compress(likes, chosen)]
         jobs = waiting_jobs(part["id"], [like.kind for like in likes], part["priority"], part["time_limit"], part["submitted"])
         engine.entries.add_outlines(part["id"], jobs)
         engine.per_user.enter_many(part["uid"], _keys(part), part["spec"], lambda specs: pending.spec_sizes(engine.reader, specs))
         engine.aside.enter_names(part["id"], part["uid"], part["name"])
-        if not any(like.held or like.array_limit for like in likes):
+        if not any(like.held or like.array_limit for like in known.values()):
             line += jobs
             continue
         for job, like, array in zip(jobs, likes, part["array"], strict=True):
@@ -155,13 +164,13 @@ def outlines(engine: Engine) -> tuple[list[int], list[tuple[int, int, int]]]:
 _ASKED = ("user", "gpus", "groups", "wanted", "options")
 
 
-def _like(user: str, gpus: int, groups: str, wanted: str, options: str) -> _Like:
-    said = json.loads(options)
+def _like(user: str, gpus: int, groups: str | None, wanted: str | None, options: str | None) -> _Like:
+    said = json.loads(options or "{}")
     kind = Kind(
         user=user,
         gpus=gpus,
-        groups=tuple(json.loads(groups)),
-        devices=frozenset(json.loads(wanted)),
+        groups=tuple(json.loads(groups or "[]")),
+        devices=frozenset(json.loads(wanted or "[]")),
         gpu_class=said.get("gpu_class", ""),
         share=said.get("gpu_share", 0),
         cores=said.get("millicores", 0),

@@ -134,7 +134,12 @@ def waiting_jobs(
     ids: Sequence[int], kinds: Sequence[Kind], priorities: Sequence[int], time_limits: Sequence[float], submitted: Sequence[float]
 ) -> list[WaitingJob]:
     """What the policy sees. ``submitted``: seconds since 1970."""
-    columns: dict[str, Iterable[Any]] = {name: map(itemgetter(place), kinds) for place, name in enumerate(Kind._fields)}
+    if not kinds:
+        return []
+    columns: dict[str, Iterable[Any]] = {}
+    different = {id(kind): kind for kind in kinds}.values()
+    for place, (name, values) in enumerate(zip(Kind._fields, map(set, zip(*different, strict=True)), strict=False)):
+        columns[name] = map(itemgetter(place), kinds) if len(values) > 1 else repeat(*values)
     now, wall = clock.ticks(), time.time()
     since = {at: now - max(0.0, wall - at) for at in set(submitted)}
     columns |= {"id": ids, "kind": kinds, "priority": priorities, "time_limit": time_limits, "since": map(since.__getitem__, submitted)}

@@ -1,8 +1,8 @@
-"""A job that has NVIDIA's Multi-Process Service is killed after the service has ended its work on the GPU: a client that is killed while it
-computes can break the others of that GPU. nvidia-cuda-mps-control has ``terminate_client`` for it.
+"""Before a job that uses NVIDIA's Multi-Process Service (MPS) is killed, the service is told to end the job's work on the GPU
+(``terminate_client`` of nvidia-cuda-mps-control). A client that is killed while it computes can make other jobs on that GPU fail.
 
-It is asked by a program of its own in the service's sandbox. One that hangs, or is gone, keeps nobody alive: after two seconds the job is
-killed all the same.
+The commands are given by a program that is started for this in the service's sandbox. If the service does not answer within two seconds, or
+is gone, the job is killed all the same.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CONTROL = "nvidia-cuda-mps-control"
 
 
 async def end(engine: Engine, entry: LiveJob) -> None:
-    """All that the job has on its GPU by the service, before it is killed by force. Returns within ``WITHIN`` seconds; what goes wrong is
-    said."""
+    """Have the service end the job's work on its GPU, before the job is killed by force. Returns within ``WITHIN`` seconds; the log is told
+    where it fails."""
     job, handle = entry.job, entry.handle
     if handle is None or not job.devices:
         return
@@ -49,7 +49,7 @@ async def end(engine: Engine, entry: LiveJob) -> None:
     if failed is not None:
         asked.add_done_callback(asyncio.Future.exception)  # seen
         why = f"no answer in {WITHIN:g} seconds" if isinstance(failed, TimeoutError) else describe(failed)
-        say(f"job {job.id}: {name} does not end its work on the GPU: {why}; killing it, and its neighbours may get errors of CUDA")
+        say(f"job {job.id}: its MPS service {name} did not end its work on the GPU: {why}; killing the job; others on this GPU may fail")
 
 
 def _terminate(launcher: Launcher, name: str, job: Handle, deadline: float) -> None:

@@ -1,8 +1,9 @@
-"""GPU time outside the queue: of leases that a ``dockless run`` or a user's own daemon has, which no attempt accounts for.
+"""GPU time outside the queue: that of leases of a ``dockless run`` or of a user's own daemon, which is in no job's attempt.
 
-Every few seconds the table of leases is looked at. What a user has at two looks, one after the other, she had in between; so a GPU never
-counts for more than there was of it, and what is over between two looks counts for nothing. The sums are written to the day's rows once a
-minute, and when the daemon ends: one that is killed loses a minute. What is leased while no daemon of root's runs is not seen.
+The table of leases is read every few seconds. A lease that a user has at two readings in a row counts for the time between them; a lease
+that begins and ends between two readings does not count, so no GPU counts for more time than there was. The sums are written to the rows
+of the day once a minute and when the daemon ends. A daemon that is killed loses up to a minute. While no daemon of root's runs nothing is
+counted.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Outside:
         self._written = -math.inf
 
     async def look(self, engine: Engine) -> None:
-        """Once: count what those who have leases now had at the last look, too."""
+        """Read the leases, and count those that were there at the last reading, too."""
         from dockless.sandbox.gpus.lease import NOBODY
 
         await engine.gpus.see_leases()
@@ -81,7 +82,7 @@ class Outside:
         self._had, self._looked = has, now
 
     async def write(self, engine: Engine) -> None:
-        """Add it to the days' rows; what cannot be written is tried again with the next."""
+        """Add what is not on disk yet to the days' rows. Where that fails, it is tried again at the next call."""
         spells = self.unwritten
         if not spells:
             return

@@ -22,7 +22,7 @@ def state(engine: Engine) -> QueueState:
     """What a decision depends on now."""
     there = running(engine)
     past = _past_usage(engine).at(clock.ticks(), there) if engine.config.order == "fair" else None
-    outside: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
     shareable = engine.gpus.shareable if _shares(engine) else {}
     uids = set(engine.per_user.jobs) if engine.config.reservations else set[int]()
     if engine.waiting.wants_gpus:
@@ -30,14 +30,14 @@ def state(engine: Engine) -> QueueState:
             leases = elsewhere(engine)
             there += [_of_nobody(engine, *lease) for lease in leases]
             uids.update(uid for _, uid, _ in leases)
-        outside = engine.gpus.unusable({gpu for job in there for gpu in job.gpus})
+        unusable = engine.gpus.unusable({gpu for job in there for gpu in job.gpus})
     return QueueState(
         gpus=engine.gpus.uuids,
         waiting=engine.waiting,
         running=there,
         quotas=engine.config.quotas,
         links=engine.gpus.distances,
-        outside=outside,
+        unusable=unusable,
         slices=engine.gpus.not_whole,
         cpu_jobs=engine.config.cpu_jobs,
         usage=past,
@@ -78,11 +78,11 @@ def _running(engine: Engine, entry: LiveJob) -> RunningJob:
         ends=ends if stop is None else min(stop, ends or stop),
         since=entry.since,
         stopping=stop is not None,
-        share=0 if entry.gang is not None else sharing.share(engine, entry.job),  # what they share is theirs alone
+        share=sharing.share_beside_others(engine, entry.job),
         cores=entry.waiting.cores,
         memory=entry.waiting.memory,
         width=entry.waiting.width,
-        part=sharing.part_of(engine, entry) if entry.gang is None else 1.0,
+        part=1.0 if entry.job.options.shared_place else sharing.part_of(engine, entry),
     )
 
 
@@ -105,7 +105,7 @@ def _past_usage(engine: Engine) -> PastUsage:
 
 
 def count_usage(engine: Engine, entry: LiveJob) -> None:
-    """What an attempt that is over had of its GPUs."""
+    """Count the GPU time of an attempt that has ended."""
     if engine.past is not None and entry.job.devices and entry.since:
         count = len(entry.job.devices) * sharing.part_of(engine, entry)
         engine.past.add(entry.job.user, entry.live.quota_groups, count, entry.since, clock.ticks())
@@ -122,7 +122,7 @@ def _of_nobody(engine: Engine, uuid: str, uid: int, share: int) -> RunningJob:
 
 
 def elsewhere(engine: Engine) -> list[tuple[str, int, int]]:
-    """Of each lease that is not the queue's, as of the last look, the GPU, whose it is, and the MiB of it, 0 for all."""
+    """The leases that are not the queue's, as of the last reading: GPU, user id of the holder, and MiB, 0 for the whole GPU."""
     shares = engine.gpus.shares_of_others if _shares(engine) else ()
     whole = engine.gpus.leased_by_others(_devices(engine))
     return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]

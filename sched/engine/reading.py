@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 _NAMED = ("quota.users", "quota.groups", "groups", "reservations")
-"""Settings of which each has a name."""
+"""Settings that are tables of named entries: a change is told with the entry's name."""
 
 
 def settings() -> config.Config:
@@ -25,20 +25,30 @@ def settings() -> config.Config:
     path = paths.config_file()
     check_possible(load(path))
     found = config.load(path)
+    check_own_cores(found)
     for line in unknown_names(path):
         say(line)
     return found
 
 
+def check_own_cores(found: config.Config) -> None:
+    """``BadInput`` where processors are to be set aside and this host has no cpuset controller for that."""
+    from dockless.cgroups import Limits, find_delegation, unavailable
+
+    if found.has_own_cores:
+        for error in unavailable(Limits(cpuset_cpus="0"), find_delegation()):
+            raise BadInput(f"host.own_cores: {error}", subject="host.own_cores", hint="leave host.own_cores out")
+
+
 def tell_classes(gpus: HostGpus) -> None:
-    """The log is told of classes in quotas of which this host has no GPU; nothing where the driver tells of none."""
+    """Log the classes in quotas of which this host has no GPU. Nothing is logged where the driver lists no GPU at all."""
     if gpus.everything:
         for line in unknown_classes(lambda name: bool(gpus.of_classes([name])[name])):
             say(line)
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys of the settings that differ, of quotas, groups and reservations each by its name."""
+    """The keys of the settings that differ. Of quotas, groups and reservations: ``groups.NAME`` for each entry that differs."""
     found = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
@@ -50,8 +60,8 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 async def reload(engine: Engine) -> list[str]:
-    """The engine goes on with what the file says now, and with the GPUs that there are; the keys of the settings that are others.
-    ``BadInput``: with the settings that it had."""
+    """Read the settings and the GPUs again, and apply them; the keys of the settings that have changed. ``BadInput`` for a wrong file:
+    the settings stay as they were."""
     await engine.gpus.list_again()
     try:
         found = settings()

@@ -23,7 +23,7 @@ FORMATS = ("dockless", "openpai", "openpai-2", "dlc", "compose", "sbatch")
 SUFFIXES = (".toml", ".json", ".yaml", ".yml", ".params", ".sh", ".sbatch", ".slurm")
 _DEEP_KEY = r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){64}"""
 _KEY_OF_DLC = r"(?m)^[ \t]*(?:--)?(?:worker|ps|chief|master)_(?:count|image)[ \t]*="
-"""One that stands in each of its files, and that no other format has."""
+"""A key that every file of DLC has, and no file of another format."""
 LONGEST = 1 << 20
 """Characters of a job file."""
 
@@ -31,7 +31,7 @@ __all__ = ["FORMATS", "LONGEST", "SUFFIXES", "JobFile", "Role", "Secret", "read"
 
 
 def read(text: str, what: str, **more: Any) -> JobFile:
-    """``more``: that of ``read_on``. ``BadInput`` with all that is wrong."""
+    """As ``read_on``, which has the keywords in ``more``. ``BadInput`` with all that is wrong."""
     found = read_on(text, what, **more)
     if found.source is not None:
         found.source.refuse()
@@ -51,7 +51,8 @@ def read_on(
     """``what``: the file's name, for errors, and to recognise its format unless ``format`` says it. ``keywords``: those that a role may
     have, of ``dockless.run``. ``directory`` and ``environment``: of Compose's paths and variables. ``arguments``: of a batch script.
 
-    What is wrong in it stands in its ``source``, for whoever looks further before it is refused; ``BadInput`` where nobody can."""
+    What is wrong in the file is in the ``source`` of what this returns, so that a caller can look for more before the file is refused.
+    ``BadInput`` where the file cannot be read to its end."""
     if format and format not in FORMATS:
         raise BadInput(f"format {format[:40]!r} is unknown", subject="format", hint=f"known are {', '.join(FORMATS)}")
     if len(text) > LONGEST:
@@ -87,14 +88,14 @@ def read_on(
 
 
 def read_own(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
-    """dockless's own form; what is wrong as in ``read_on``."""
+    """A document in dockless's own form. Errors: as ``read_on``."""
     from dockless.sched.formats import own
 
     return _all_of(source, lambda: own.parse(values, source, keywords))
 
 
 def _all_of(source: Source, parse: Callable[[], JobFile]) -> JobFile:
-    """``BadInput`` with all that is wrong, where it cannot be read to its end."""
+    """What ``parse`` returns. Where it cannot read to the end: ``BadInput`` with all that is wrong."""
     found: JobFile | None = None
     with source.noted():
         found = parse()

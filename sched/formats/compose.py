@@ -6,6 +6,7 @@ GPUs are read in all three forms: ``gpus`` of a service, ``deploy.resources.rese
 
 from __future__ import annotations
 
+import math
 import posixpath
 import shlex
 from collections.abc import Mapping
@@ -198,12 +199,12 @@ def _role(
     if table.has("entrypoint"):
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
-    gpus, count = _deploy(table, options, queue)
+    gpus, count, cores = _deploy(table, options, queue)
     if table.text("runtime") == "nvidia" and not gpus and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
         table.wrong("runtime", "is nvidia, and the service asks for no GPUs", "write gpus: all, or how many it needs under deploy")
     if table.has("runtime"):
         table.note("runtime", "GPUs are given by gpus or deploy alone")
-    found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options)
+    found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options, reserve_cpus=cores)
     table.done_but("x-")
     return found
 
@@ -223,7 +224,7 @@ def _words(table: Table, key: str) -> list[str]:
 
 
 def _pairs(table: Table, key: str) -> dict[str, str]:
-    """A mapping, or a list of NAME=value. What has no value would be the caller's."""
+    """A mapping, or a list of NAME=value. A name without a value is left out: Compose would take the caller's value."""
     if isinstance(table.value(key), list):
         pairs = [(name, value if equals else None) for name, equals, value in (one.partition("=") for one in table.texts(key))]
     else:
@@ -261,7 +262,7 @@ def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[st
 
 
 def _unnamed(table: Table, at: int, target: str) -> str:
-    """A volume without a name is a container's own, and goes with it: so does what a job writes anywhere."""
+    """A volume without a name. Nothing is mounted for it: what a job writes is removed with the job, as such a volume would be."""
     place = (*table.path, "volumes", at)
     if table.value("read_only") is True or target[:1] != "/":
         table.source.wrong(place, f"{shown(target)} has no name", "write NAME:/inside or ./here:/inside")
@@ -271,7 +272,7 @@ def _unnamed(table: Table, at: int, target: str) -> str:
 
 
 def _hosts(table: Table) -> Any:
-    """A mapping, or a list of NAME:ADDRESS, without the host's own address where that cannot be reached."""
+    """A mapping, or a list of NAME:ADDRESS. The address of the host is left out where the host cannot be reached."""
     said = table.value("extra_hosts")
     if isinstance(said, dict):
         texts = [f"{name}:{address}" for name, address in table.variables("extra_hosts").items()]
@@ -316,7 +317,7 @@ def _file_mounts(table: Table, kind: str, files: Mapping[str, str], directory: s
 
 
 def _namespaces(table: Table) -> dict[str, str]:
-    """Those that it has in common with the host."""
+    """The namespaces that the service shares with the host."""
     found = {}
     for key, kind in _NAMESPACES.items():
         said = table.text(key, "private")
@@ -381,8 +382,8 @@ def _retry(queue: dict[str, Any], most: int | None, unsaid: Any) -> None:
         queue["retries"] = max(most, queue.get("retries", 0))
 
 
-def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tuple[str, int]:
-    """The GPUs of an instance, and how many instances."""
+def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tuple[str, int, float]:
+    """The GPUs of an instance, how many instances, and the cores that are reserved for each."""
     deploy = table.table("deploy")
     deploy.unused(
         dict.fromkeys(("update_config", "rollback_config", "labels", "endpoint_mode"), "it has no effect")
@@ -413,12 +414,11 @@ def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tup
     _one(options, "memory", (table, "mem_limit"), (limits, "memory"))
     _one(options, "pids", (table, "pids_limit"), (limits, "pids"))
     _one(options, "memory_low", (table, "mem_reservation"), (reserved, "memory"))
-    if reserved.has("cpus"):
-        reserved.note("cpus", "what the queue counts, and the job gets, is limits.cpus")
+    cores = math.ceil(round(reserved.number("cpus") * 1000, 6)) / 1000 if reserved.has("cpus") else 0.0  # as the queue counts them
     gpus = _gpus(table, reserved)
     for one in (limits, reserved, resources, deploy):
         one.done()
-    return gpus, count
+    return gpus, count, cores
 
 
 def _one(options: dict[str, Any], keyword: str, *places: tuple[Table, str]) -> None:

@@ -7,6 +7,7 @@ https://www.alibabacloud.com/help/en/pai/user-guide/commands-used-to-submit-jobs
 
 from __future__ import annotations
 
+from dockless.base.dataclass import replace
 from dockless.base.later import re
 from dockless.base.text import shown
 from dockless.base.typing import Any
@@ -69,7 +70,8 @@ def parse(text: str, source: Source) -> JobFile:
     if policy not in ("", "AllWorkers", "ChiefWorker"):
         top.wrong("success_policy", f"is {policy[:40]!r}", "it is ChiefWorker or AllWorkers")
     mounts = _data_sources(top)
-    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, mounts)) is not None)
+    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, mounts)) is not None)
+    roles = _that_decide(top, policy, roles)
     if not roles and not source.errors:
         top.wrong("worker_count", "is missing", "say how many workers there are: worker_count=1")
     queue: dict[str, Any] = {}
@@ -85,9 +87,10 @@ def parse(text: str, source: Source) -> JobFile:
     return JobFile("dlc", name, roles, queue, {}, tuple(source.notes), True, source)
 
 
-def _number(top: Table, key: str) -> int:
+def _number(top: Table, key: str, unread: int = 0) -> int:
+    """``unread``: instead of one that is no number."""
     text = top.text(key, "0", like="[0-9]{1,9}", hint="give a whole number")
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else unread
 
 
 def _variables(top: Table) -> dict[str, str]:
@@ -109,7 +112,7 @@ def _data_sources(top: Table) -> list[str]:
     return mounts_of((), found)
 
 
-def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, mounts: list[str]) -> Role | None:
+def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], mounts: list[str]) -> Role | None:
     said = [key for key in top.values if key.startswith(f"{name}_") or key in (f"{name}s", name)]
     counts = [key for key in (f"{name}_count", f"{name}s") if top.has(key)]
     if not said:
@@ -118,30 +121,34 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
         top.wrong(said[0], f"stands without {name}_count", f"say how many there are: {name}_count=1")
     if len(counts) > 1:
         top.wrong(counts[1], f"stands beside {counts[0]}", "give one of them")
-    count = _number(top, counts[0]) if counts else 1
+    count = _number(top, counts[0], 1) if counts else 1
 
     def of(key: str) -> str:
         """The role's own, else what is for all."""
         text = top.text(f"{name}_{key}")
         return text or top.text(key)
 
+    def place(key: str) -> str:
+        """Where that is said."""
+        return key if top.text(key) and not top.text(f"{name}_{key}") else f"{name}_{key}"
+
     options: dict[str, Any] = {"env": env} if env else {}
     if mounts:
         options["mounts"] = mounts
     if cores := of("cpu"):
-        options["cpus"] = top.number(f"{name}_cpu" if top.has(f"{name}_cpu") else "cpu") if cores != "0" else None
+        options["cpus"] = top.number(place("cpu")) if cores != "0" else None
     for key, keyword in (("memory", "memory"), ("shared_memory", "shm_size")):
         if text := of(key):
             match = re.fullmatch(_MEMORY, text)
             if match is None:
-                top.wrong(f"{name}_{key}", f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
+                top.wrong(place(key), f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
                 continue
             options[keyword] = f"{match[1]}{(match[2] or 'G')[0]}"
     gpus = of("gpu")
     if gpus and not re.fullmatch("[0-9]{1,4}", gpus):
-        top.wrong(f"{name}_gpu", f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
+        top.wrong(place("gpu"), f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
     if of("spec"):
-        top.note(f"{name}_spec", "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
+        top.note(place("spec"), "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
     if (model := of("gpu_type")) and gpus.strip("0"):
         options["gpu_class"] = model
     image = of("image")
@@ -156,5 +163,19 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
         command,
         gpus.lstrip("0"),
         {key: value for key, value in options.items() if value is not None},
-        min_succeeded=1 if name == "chief" and policy == "ChiefWorker" else None,
     )
+
+
+def _that_decide(top: Table, policy: str, roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    """The roles, of which one says when the job has succeeded, as ``success_policy`` asks. Without a chief that is the first worker."""
+    chief = next((role.name for role in roles if role.name in ("chief", "master")), "")
+    workers = next((role.count for role in roles if role.name == "worker"), 0)
+    names = {role.name for role in roles}
+    if not policy or not (workers or chief) or (policy == "AllWorkers" and names <= {"worker", chief}):
+        return roles  # all have to end
+    if policy == "ChiefWorker" and not chief and workers > 1:
+        top.note("success_policy", "there is no chief, and the first worker does not decide alone: all workers have to succeed")
+    if policy == "AllWorkers" and chief and workers:
+        top.note("success_policy", f"the {chief} ends with the workers, when all of them have succeeded")
+    decides = chief if chief and (policy == "ChiefWorker" or not workers) else "worker"
+    return tuple(replace(role, min_succeeded=role.count) if role.name == decides else role for role in roles)

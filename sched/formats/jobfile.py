@@ -14,7 +14,8 @@ from dockless.sched.formats.tables import Source
 class Role:
     """Programs of one kind in a job. ``command``: empty for the image's own. ``options``: the keywords of ``dockless.run``, beside GPUs.
     ``ports``: how many ports each label stands for. The job fails when ``min_failed`` instances have failed, None for never; it is done
-    when ``min_succeeded`` have ended well, None for when all have ended."""
+    when ``min_succeeded`` have ended well, None for when all have ended. ``reserve_cpus``: cores that the queue counts for each, where its
+    limit says fewer."""
 
     name: str = "main"
     count: int = 1
@@ -25,6 +26,7 @@ class Role:
     ports: Mapping[str, int] = field(default_factory=dict)
     min_failed: int | None = 1
     min_succeeded: int | None = None
+    reserve_cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

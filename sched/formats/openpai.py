@@ -52,6 +52,7 @@ def parse_1(values: Any, source: Source) -> JobFile:
     env = top.variables("jobEnvs")
     read: list[str] = []
     written: list[str] = []
+    env.setdefault("PAI_OUTPUT_DIR", f"{_FILES}/Output/{name}")
     for key, variable in (("dataDir", "PAI_DATA_DIR"), ("outputDir", "PAI_OUTPUT_DIR"), ("codeDir", "PAI_CODE_DIR")):
         if directory := top.text(key):
             if path := host_path(directory):
@@ -158,7 +159,7 @@ def parse_2(values: Any, source: Source) -> JobFile:
     secrets = {key: Secret(top.table("secrets").text(key)) for key in top.table("secrets").values}
     scope = {"parameters": top.value("parameters") or {}}
     top.table("parameters")
-    components = _prerequisites(top)
+    components = _prerequisites(top, scope)
     defaults = top.table("defaults")
     chosen = defaults.text("deployment")
     if defaults.text("virtualCluster", "default") not in ("", "default"):
@@ -195,8 +196,8 @@ def _retries(top: Table) -> int:
     return top.whole("jobRetryCount")
 
 
-def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
-    """By type and name."""
+def _prerequisites(top: Table, scope: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By type and name. ``scope``: what their addresses may refer to."""
     found: dict[str, dict[str, dict[str, Any]]] = {"dockerimage": {}, "script": {}, "output": {}, "data": {}}
     for entry in top.entries("prerequisites"):
         entry.required("type", "uri", "name")
@@ -207,17 +208,18 @@ def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
             entry.note("require", "nothing is installed for it")
         if entry.has("auth"):
             entry.note("auth", "it is not used; log in with: dockless login REGISTRY")
+        uri: Any = ""
         if isinstance(entry.value("uri"), list):
-            entry.texts("uri")
+            uri = [filled(text, scope, partial(entry.wrong, "uri")) for text in entry.texts("uri")]
         else:
-            entry.text("uri")
+            uri = filled(entry.text("uri"), scope, partial(entry.wrong, "uri"))
         entry.done()
         if kind not in found:
             entry.wrong("type", "is unknown", f"known are {', '.join(found)}")
             continue
         if name in found[kind]:
             entry.wrong("name", f"is that of another {kind}", "give each a name of its own")
-        found[kind][name] = {"uri": "", **entry.values}
+        found[kind][name] = {**entry.values, "uri": uri}
     return found
 
 
@@ -281,14 +283,14 @@ def _role_2(
         filled(line.removesuffix("\n"), scope, partial(table.source.wrong, path))
         for path, line in (*before, *_lines(table, "commands"), *behind)
     ]
-    completion = table.table("completion")
+    completion, instances = table.table("completion"), table.whole("instances", 1, least=1, most=10_000)
     ports = resources.table("ports")
     for key in ("minFailedTaskCount", "minSucceededTaskCount"):
         if completion.has(key):
             completion.note(key, f"it has no effect: {key.replace('TaskCount', 'Instances')} is its name here")
     found = Role(
         name,
-        table.whole("instances", 1, least=1, most=10_000),
+        instances,
         str(components["dockerimage"].get(chosen["dockerimage"], {}).get("uri", "")),
         _shell("\n".join(lines)),
         str(resources.whole("gpu", most=10_000) or ""),
@@ -300,7 +302,7 @@ def _role_2(
         },
         {label: ports.whole(label, most=1000) or 1 for label in ports.values},
         _or_all(completion, "minFailedInstances", 1),
-        _or_all(completion, "minSucceededInstances", None),
+        _or_all(completion, "minSucceededInstances", instances),
     )
     for one in (resources, extra, completion, table):
         one.done()
@@ -319,7 +321,7 @@ def _paths(component: Mapping[str, Any]) -> list[str]:
 
 
 def _or_all(table: Table, key: str, default: int | None) -> int | None:
-    """-1 is never, or all."""
+    """None for -1: never, or when all have ended."""
     if not table.has(key):
         return default
     return None if table.value(key) == -1 else table.whole(key, least=1)
@@ -357,8 +359,8 @@ def _with_variables(job: JobFile) -> JobFile:
         common |= {
             f"PAI_TASK_ROLE_TASK_COUNT_{role.name}": str(role.count),
             f"PAI_RESOURCE_{role.name}": f"{role.gpus or 0},{size['cpus']},{size['memory']},{size['shm_size']}",
-            f"PAI_MIN_FAILED_TASK_COUNT_{role.name}": str(role.min_failed or ""),
-            f"PAI_MIN_SUCCEEDED_TASK_COUNT_{role.name}": str(role.min_succeeded or ""),
+            f"PAI_MIN_FAILED_TASK_COUNT_{role.name}": str(role.min_failed or -1),
+            f"PAI_MIN_SUCCEEDED_TASK_COUNT_{role.name}": str(role.min_succeeded or -1),
         }
     return replace(
         job,

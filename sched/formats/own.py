@@ -42,10 +42,10 @@ QUEUE = (
     "notify",
     "notify_to",
 )
-_OF_ROLE = ("image", "command", "script", "gpus", "count", "ports", "min_failed", "min_succeeded")
+_OF_ROLE = ("image", "command", "script", "gpus", "count", "reserve_cpus", "ports", "min_failed", "min_succeeded")
 _OF_EACH = ("ports", "min_failed", "min_succeeded")
 """What of these is never for all roles."""
-_FOR_ALL = ("image", "command", "script", "gpus", "count")
+_FOR_ALL = ("image", "command", "script", "gpus", "count", "reserve_cpus")
 _BARE = r"[A-Za-z0-9_-]{1,200}"
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
@@ -124,6 +124,7 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
         ports,
         _limit(table, "min_failed", "never", 1),
         _limit(table, "min_succeeded", "all", None, count),
+        of("reserve_cpus").number("reserve_cpus") if of("reserve_cpus").has("reserve_cpus") else 0.0,
     )
     if top is not None:
         table.done((*_OF_ROLE, *keywords))
@@ -188,6 +189,8 @@ def _of_role(role: Role) -> dict[str, Any]:
         found["command"] = list(role.command)
     if role.gpus:
         found["gpus"] = int(role.gpus) if role.gpus.isdecimal() else role.gpus
+    if role.reserve_cpus:
+        found["reserve_cpus"] = role.reserve_cpus
     if role.min_failed != 1:
         found["min_failed"] = role.min_failed or "never"
     if role.min_succeeded is not None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dockless.base.later import re
-from dockless.base.text import escaped, shown
+from dockless.base.text import shown
 from dockless.base.typing import Any
 from dockless.base.units import parse_signal
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role
-from dockless.sched.formats.tables import Source
+from dockless.sched.formats.tables import Path, Source
 
 _SHORT = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
@@ -70,6 +70,7 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes of one argument, MAX_ARG_STRLEN of execve(2)."""
 _LONGEST_LINE = 4096
 _MOST_LINES = 200
+_NO_COMMENT = r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^'"\\#])*"""
 _ARRAY = r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6}))?)?(?:%([0-9]{1,6}))?"
 
 
@@ -79,14 +80,14 @@ class _Options:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.values: dict[str, str] = {}
-        self.lines: dict[str, int] = {}
+        self.lines: dict[Path, int] = {}
+        source.find_lines = lambda: self.lines
 
     def wrong(self, name: str, why: str, hint: str) -> None:
-        line = f":{self.lines[name]}" if name in self.lines else ""
-        self.source.add(BadInput(escaped(f"{self.source.what}{line}: --{name} {why}"), subject=escaped(f"--{name}"), hint=hint))
+        self.source.wrong((f"--{name}",), why, hint)
 
     def note(self, name: str, why: str) -> None:
-        self.source.notes.append(f"{self.source.what}:{self.lines[name]}: --{name}: {why}")
+        self.source.note((f"--{name}",), why)
 
     def take(self, words: Sequence[str], line: int) -> None:
         """The words of one line."""
@@ -100,22 +101,24 @@ class _Options:
             else:
                 what = self.source.what
                 self.source.add(BadInput(f"{what}:{line}: {shown(word)} is no option", subject=what, hint="write --name=value"))
-                return
+                continue
             if name not in (*_KNOWN, *_NO_EFFECT, *_REFUSED):
                 import difflib
 
                 near = difflib.get_close_matches(name, (*_KNOWN, *_NO_EFFECT), 1, 0.6)
                 hint = f"did you mean --{near[0]}?" if near else "leave it out; known are " + ", ".join(f"--{one}" for one in _KNOWN)
-                self.lines[name[:60]] = line
-                self.wrong(name[:60], "is unknown", hint)
-                return
+                self.lines[(f"--{name}",)] = line
+                self.wrong(name, "is unknown", hint)
+                if not equals and rest and rest[0][:1] != "-":
+                    rest.pop(0)  # its value
+                continue
             if not equals and name not in _SWITCHES and (name not in _MAY_HAVE_A_VALUE or (rest and rest[0][:1] != "-")):
-                self.lines[name] = line
+                self.lines[(f"--{name}",)] = line
                 if not rest:
                     self.wrong(name, "has no value", f"write --{name}=VALUE")
                     return
                 value = rest.pop(0)
-            self.values[name], self.lines[name] = value, line
+            self.values[name], self.lines[(f"--{name}",)] = value, line
 
     def like(self, name: str, pattern: str, hint: str) -> Any:
         """The match of its value, None where it is not said."""
@@ -211,12 +214,24 @@ def _read(lines: Sequence[str], source: Source) -> _Options:
             )
             raise BadInput(f"{source.what}:{number}: the line {what}", subject=source.what, hint="give fewer options")
         try:
-            words = shlex.split(line[7:], comments=True)
+            words = shlex.split(_without_comment(line[7:], f"{source.what}:{number}", source))
         except ValueError:
             source.add(BadInput(f"{source.what}:{number}: a quote does not end", subject=source.what, hint="end it"))
             continue
         said.take(words, number)
     return said
+
+
+def _without_comment(text: str, place: str, source: Source) -> str:
+    """The options of a line. As for sbatch they end at a ``#`` that is neither quoted nor escaped, also within a word: then with a note."""
+    match = re.match(_NO_COMMENT, text)
+    end = match.end() if match is not None else 0
+    if text[end : end + 1] != "#":
+        return text
+    if not text[end - 1 : end].isspace():
+        why = "the line ends there, as it does for sbatch: write it in quotes where it belongs to the value"
+        source.notes.append(f"{place}: {shown(text[:end].split()[-1] + '#')}: {why}")
+    return text[:end]
 
 
 def _one_task(said: _Options) -> None:
@@ -285,7 +300,8 @@ def _environment(said: _Options) -> dict[str, str]:
         if equals and name:
             found[name] = value
         elif name not in ("NONE", "NIL"):
-            said.note("export", f"{name[:40]} of the caller's environment is not taken along: write {name[:40]}=VALUE")
+            which, instead = ("", "NAME=VALUE for each variable") if name == "ALL" else (f"{name[:40]} of ", f"{name[:40]}=VALUE")
+            said.note("export", f"{which}the caller's environment is not taken along: write {instead}")
     return found
 
 

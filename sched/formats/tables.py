@@ -1,12 +1,13 @@
-"""Documents of keys and values, asked for one value after the other: whoever asks says the type, and what nobody asked for is an error.
+"""Documents of keys and values. A format asks for each key that it knows, with a type; a key that was not asked for is an error.
 
-What is wrong is noted, and whoever asked gets what the document might have said instead; ``Source.refuse`` tells all of it at the end.
+What is wrong is noted, and the caller gets a default instead of the wrong value, so that reading goes on. At the end ``Source.refuse``
+raises all that was noted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dockless.base.findings import Findings
 from dockless.base.later import re
@@ -21,7 +22,7 @@ _LISTED = 2000
 
 
 class Source(Findings):
-    """The file, and what is wrong with it. ``notes``: what of the file has no effect."""
+    """The file, and what is wrong with it. ``notes``: what of the file has no effect. ``wrong_at``: the places of what is wrong."""
 
     def __init__(self, what: str, lines: Callable[[], Mapping[Path, int]] = dict) -> None:
         """``lines``: of values by their paths, where the format knows them; asked for once, and only for an error or a note."""
@@ -30,7 +31,7 @@ class Source(Findings):
         self.find_lines = lines
         self.notes: list[str] = []
         self._lines: Mapping[Path, int] | None = None
-        self._wrong: set[Path] = set()
+        self.wrong_at: set[Path] = set()
 
     def refuse(self) -> None:
         """In the order of the lines; what has none comes last."""
@@ -38,22 +39,16 @@ class Source(Findings):
         super().refuse()
 
     def further(self) -> Source:
-        """To go on with, while this one stays as it is."""
+        """A copy to which more errors can be added, while this one stays as it is."""
         found = Source(self.what, self.find_lines)
         found.errors = [*self.errors]
         return found
 
     def line(self, path: Path) -> int:
-        """Of that value; 0 where it is not written, or nobody knows."""
+        """The line of that value; 0 where it is not in the document, or its line is not known."""
         if self._lines is None:
             self._lines = self.find_lines()
         return self._lines.get(path, 0)
-
-    def line_below(self, above: Path, keys: Collection[str]) -> int:
-        """Of the first value below ``above`` that has one of these keys, else of ``above``; 0 as in ``line``."""
-        of_above = self.line(above)
-        lines = self._lines or {}
-        return min((line for path, line in lines.items() if path[: len(above)] == above and path[-1] in keys), default=of_above)
 
     def place(self, path: Path) -> str:
         """``file:12: a.b[0]``: the line of that value, or of what it is in."""
@@ -61,12 +56,12 @@ class Source(Findings):
         return f"{self.what}{f':{line}' if line else ''}: {dotted(path)}".removesuffix(": ")
 
     def error(self, path: Path, why: str, hint: str) -> BadInput:
-        self._wrong.add(path)
+        self.wrong_at.add(path)
         return BadInput(escaped(f"{self.place(path)} {why}"), subject=escaped(dotted(path)) or self.what, hint=escaped(hint))
 
     def wrong(self, path: Path, why: str, hint: str) -> None:
-        """Of each value the first thing that is wrong with it is noted."""
-        if path not in self._wrong:
+        """Note what is wrong with a value. Of each value only the first error is noted."""
+        if path not in self.wrong_at:
             self.add(self.error(path, why, hint))
 
     def note(self, path: Path, why: str) -> None:
@@ -81,7 +76,7 @@ def dotted(path: Path) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Not cut within a name."""
+    """The names as one text, cut between two names where it is too long."""
     text = ", ".join(names)
     return text if len(text) <= _LISTED else text[:_LISTED].rpartition(", ")[0] + " and others"
 
@@ -225,7 +220,7 @@ class Table:
                 self.note(key, why)
 
     def refuse(self, keys: Mapping[str, str]) -> None:
-        """What is known and cannot be done is wrong: with the next step."""
+        """Keys that are known and that dockless cannot do: an error each, with the next step."""
         for key, hint in keys.items():
             if self.has(key) and self.values[key] not in ([], {}, False, ""):
                 self.wrong(key, "is not possible here", hint)
@@ -236,7 +231,7 @@ class Table:
         self.done()
 
     def done(self, also: Iterable[str] = ()) -> None:
-        """A key that nobody asked for is wrong: the nearest that somebody did is named."""
+        """An error for each key that was not asked for, with the nearest known key. ``also``: known keys that were not asked for."""
         for key in self.values:
             if key not in self._asked:
                 import difflib

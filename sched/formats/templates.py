@@ -1,8 +1,9 @@
-"""``<% $parameters.model %>`` in texts, as OpenPAI has it: what each stands for is put in; a secret's place stays as it is."""
+"""``<% $parameters.model %>`` in texts, as OpenPAI has it: what each stands for is put in. The place of a secret stays as it is until the
+job starts, so that whatever shows a job shows the place and not the value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from dockless.base.later import re
 from dockless.base.typing import Any
@@ -11,6 +12,7 @@ from dockless.errors import BadInput
 _REFERENCE = r"<%\s{0,20}\$([A-Za-z_][A-Za-z0-9_]{0,63})((?:\.[A-Za-z0-9_-]{1,64}|\[[0-9]{1,6}\]){0,16})\s{0,20}%>"
 _SECRET = r"<%\s{0,20}\$secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s{0,20}%>"
 _STEP = r"\.([A-Za-z0-9_-]+)|\[([0-9]+)\]"
+Variables = tuple[tuple[str, str], ...]
 LONGEST = 1 << 20
 """Characters of what becomes of a text."""
 
@@ -48,14 +50,22 @@ def secrets_in(text: str) -> list[str]:
     return re.findall(_SECRET, text)
 
 
-def told(text: str, secrets: Mapping[str, str], where: str) -> str:
-    """``text`` with the secrets' values. ``BadInput`` for one that there is not."""
+def with_known(text: str, secrets: Collection[str], where: str) -> str:
+    """``text``. ``BadInput`` where it refers to a secret that is not among these names."""
+    for name in secrets_in(text):
+        if name not in secrets:
+            hint = "write it down under secrets"
+            raise BadInput(f"{where} refers to the secret {name!r}, which there is not", subject=where, hint=hint)
+    return text
 
-    def one(match: Any) -> str:
-        if match[1] not in secrets:
-            raise BadInput(
-                f"{where} refers to the secret {match[1]!r}, which there is not", subject=match[1], hint="write it down under secrets"
-            )
-        return secrets[match[1]]
 
-    return re.sub(_SECRET, one, text)
+def put_in(env: Variables, secrets: Mapping[str, str]) -> Variables:
+    """The variables with the values of the secrets. What refers to another stays as it is."""
+    return tuple((name, re.sub(_SECRET, lambda match: secrets.get(match[1], match[0]), text)) for name, text in env)
+
+
+def check_room(env: Variables, secrets: Mapping[str, str]) -> None:
+    """``BadInput`` where variables with the secrets' values are longer than ``LONGEST`` characters together."""
+    if sum(len(text) + sum(len(secrets.get(name, "")) for name in secrets_in(text)) for _, text in env) > LONGEST:
+        hint = "give shorter secrets, or refer to them in fewer places"
+        raise BadInput(f"variables with secrets have more than {LONGEST} characters", subject="secrets", hint=hint)

@@ -57,7 +57,7 @@ class Decision:
     def others_have_gpus(self) -> bool:
         """Whether something that is none of the queue's has some: nobody tells when they are free."""
         state = self._room.state
-        return bool(state.outside) or any(not job.id for job in state.running)
+        return bool(state.unusable) or any(not job.id for job in state.running)
 
     @property
     def firsts(self) -> Set[int]:
@@ -113,7 +113,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None, now: float) 
     else:
         free = free.intersection(state.classes.get(job.gpu_class, ())) if job.gpu_class else free - state.slices
     parts = [f"needs {_gpus(job)}, {len(free)} free"]
-    if used := len(state.outside - state.out_of_service):
+    if used := len(state.unusable - state.out_of_service):
         parts[0] += f" ({used} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
         parts[0] += f" ({others} leased outside the queue)"

@@ -43,7 +43,7 @@ from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.lined_up import LinedUp, Turn
 from dockless.sched.policy.quotas import counts_jobs
-from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranked, Ranks
+from dockless.sched.policy.ranks import IN_ORDER, Place, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.room import Room
 from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
@@ -89,10 +89,10 @@ class _Pass(Room):
         self.resting: dict[Kind, int] = {}
         self.starts: list[StartJob] = []
         self.ranks = Ranks(state)
-        self.ranked: dict[Ranked, WaitingJob] = {}
-        self.past: dict[Ranked, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
         self.promised: dict[int, Hold] = {}
+        self.have_borrowed: Sequence[RunningJob] | None = None
+        self.coming: dict[str, int] = {}
         self.again: float | None = None
         self.closed: int | None = None
         self.next = LinedUp()
@@ -154,13 +154,14 @@ class _Pass(Room):
         if self.closed is not None and not job.share:
             return True
         self.furthest = max(self.furthest, place)
-        short = self.short_of(job)
+        short = self.short_of(job, borrows=place[0])
         if was[3] != IN_ORDER:
             if not short or short in self.windows:
                 self.look_again(job)
         elif short in self.reserved:
             self.resting.setdefault(job.kind, job.priority)
-            self.park(_Parked(self.waiting.lines[job.kind], job, 0.0, math.inf), short)
+            if len((line := self.waiting.lines[job.kind]).limits) > 1:
+                self.park(_Parked(line, job, 0.0, math.inf), short)
         elif job.kind in self.put_off_kinds and self.late(job):
             self.looked_at.pop(job.id, None)
         else:
@@ -172,18 +173,30 @@ class _Pass(Room):
     def line_up(self, job: WaitingJob) -> Turn:
         """The first of its kind. Where too little of a pool is left, it and all of its kind are held, and need be looked at only as long as
         nobody has a place there, and when there is too little of a pool that is asked before."""
-        pool = self.short_of(job)
+        place = self.ranks.place(job)
+        pool = self.short_of(job, borrows=place[0])
         if pool and pool not in self.windows:
             self.resting[job.kind] = job.priority
             self.rested.append((job, pool))
-        return self.ranks.place(job), job, pool
+        return place, job, pool
 
-    def short_of(self, job: WaitingJob) -> str:
+    def short_of(self, job: WaitingJob, *, borrows: bool) -> str:
         """The first pool of which too little is left for any job of its kind, empty where that does not hold it."""
         pool = self.short(job)
-        if pool and self.ranks.guarantee_any and (pool in self.places or pool in self.supplies) and not self.ranks.rank(job)[0]:
-            return ""  # it may get what others have borrowed
-        return pool
+        if not pool or not self.ranks.guarantee_any or borrows or not (pool in self.places or pool in self.supplies):
+            return pool
+        place = self.place(job)
+        coming = self.coming_back(place)  # it may get what others have borrowed
+        return "" if coming and job.gpus <= self.free_of[place] + coming else pool
+
+    def coming_back(self, place: str) -> int:
+        """How many of these GPUs at most are promised to nobody, and given back by jobs that are being ended or may be."""
+        if not self.coming:
+            candidates = {other.id for other in self.borrowed()}
+            gpus = (self.gpus_of(other) if other.stopping else other.gpus if other.id in candidates else () for other in self.running)
+            there = frozenset[str]().union(*gpus)
+            self.coming = {pool: len(there & self.sets[pool]) for pool in self.places}
+        return self.coming[place]
 
     def decision(self) -> Decision:
         return Decision(
@@ -215,13 +228,15 @@ class _Pass(Room):
         hold = self.settle(job)
         if hold is not None:
             self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
-            if parked is None:
-                parked = _Parked(line, job, self.hold_longer(job, hold), within)
+            above = self.hold_longer(job, hold) if parked is None else 0.0
+            if parked is None and len(line.limits) > 1:  # else all of the line are held, too
+                parked = _Parked(line, job, above, within)
                 self.follow(job)
                 for pool in self.windows:
                     if pool in self.pools(job) and not self.reaches(job, pool):
                         self.look_at_longer(parked, self.time_to(self.windows[pool].starts))
-            self.park(parked, hold.pool)
+            if parked is not None:
+                self.park(parked, hold.pool)
         elif parked is None:
             self.follow(job)
 
@@ -247,17 +262,24 @@ class _Pass(Room):
             if hold is None:
                 self.start(job, shared)
             return hold
-        if hold is None and not self.enough(job, self.free) and self.take_back(job):
+        borrows = not self.ranks.guarantee_any or self.ranks.rank(job)[0]
+        late = [] if borrows or hold is not None else self.all_in_the_way(job)
+        if hold is None and not borrows and not late and not self.enough(job, self.free) and self.take_back(job):
             return None
-        if hold is None and (hold := self.no_room(job, keep=not put_off)) and self.ranks.guarantee_any and self.ranks.guarantees(job):
-            late = [kept for pool in self.places if (kept := self.in_the_way(job, pool)) is not None]
+        if hold is None and (hold := self.no_room(job, keep=not put_off)) and not borrows:
+            if hold.reservation is not None and hold.reservation.job == job.id:
+                late = self.all_in_the_way(job)
             hold.within = max([hold.within, *map(self.time_until, late)])  # who ends by then may get what others have borrowed
         if hold is None:
-            if put_off or not self.late(job) or (self.ranks.guarantee_any and self.ranks.guarantees(job)):
+            if put_off or not self.late(job) or not borrows:
                 self.start(job)
             else:
                 self.put_off(job)
         return hold
+
+    def all_in_the_way(self, job: WaitingJob) -> list[Reservation]:
+        """The reservations of GPUs that it would delay."""
+        return [kept for pool in self.places if (kept := self.in_the_way(job, pool)) is not None]
 
     def late(self, job: WaitingJob) -> bool:
         """Whether it would take GPUs that the first of the queue has a reservation of, and still run then."""
@@ -379,9 +401,7 @@ class _Pass(Room):
 
     def passed(self, job: WaitingJob, place: Place) -> bool:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
-        return self.ranks.place(job) < place or any(
-            self.ranks.place(job, rank) < until for rank, until in self.past.get(self.ranks.ranked(job), ())
-        )
+        return self.ranks.place(job) < place or self.ranks.came_before(job)
 
     def start(self, job: WaitingJob, shared: str = "") -> None:
         """``shared``: the GPU that it joins."""
@@ -410,31 +430,20 @@ class _Pass(Room):
                 reservation.extra -= drawn[pool] if pool in drawn else job.width if pool == JOBS else self.takes(job, gpus, pool, ends)
         self.count(job, gpus, ends)
         if job.gpus and self.ranks.moving:
-            self.note_ranks(job, gpus, furthest)
+            self.ranks.started(job, gpus, furthest)
         for pool in pools:
             self.look_at_parked(pool, furthest)
         self.running.append(
             RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory, width=job.width)
         )
 
-    def note_ranks(self, job: WaitingJob, gpus: Collection[str], place: Place) -> None:
-        """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
-        if not self.ranked:
-            self.ranked = {self.ranks.ranked(one): one for one in self.with_gpus}
-        near = [one for one in self.ranked.values() if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
-        before = [self.ranks.rank(one) for one in near]
-        self.ranks.started(job, gpus)
-        for one, rank in zip(near, before, strict=True):
-            if self.ranks.rank(one) != rank:
-                self.past.setdefault(self.ranks.ranked(one), []).append((rank, place))
-
     def take_back(self, job: WaitingJob) -> bool:
-        """Promise ``job``, which stays within a guarantee, the GPUs that are free, those that are just coming free, and what others have
-        borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs, of a class or any: who insists on certain ones, while
-        as many others are free, ends nobody's job for them."""
-        pools = self.ranks.guarantees(job) if self.ranks.guarantee_any else {}
-        pool = next((pool for pool, of in pools.items() if not self.others_free(job, self.ranks.sets[of] if of else self.whole)), "")
-        if not pool or any(self.in_the_way(job, place) is not None for place in self.places):
+        """Promise ``job``, which stays within a guarantee and delays no reservation, the GPUs that are free, those that are just coming
+        free, and what others have borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs, of a class or any: who
+        insists on certain ones, while as many others are free, ends nobody's job for them."""
+        pools = self.ranks.guarantees(job).items()
+        pool = next((pool for pool, of in pools if not self.others_free(job, self.ranks.sets[of] if of else self.whole)), "")
+        if not pool:
             return False
         goal = self.goal(job)
         there = [gpu for gpu in self.allowed(job) if gpu in goal]
@@ -464,16 +473,21 @@ class _Pass(Room):
         """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet. None is taken that uses up this guarantee
         itself: what it has of a class beside other GPUs."""
         ready = self.now - self.state.preemption.after
-        found = borrowers(self.state.running, self.state.quotas, self.ranks.sets)
-        candidates = [other for other in found if not other.stopping and not self.ranks.counts(other, pool)]
-        taken_already = {preempted.job for preempted in self.preempts}
-        candidates = [other for other in candidates if other.id not in taken_already and not self.shared.has_neighbours(other)]
+        candidates = [other for other in self.borrowed() if not self.ranks.counts(other, pool)]
         taken = fewest((other for other in candidates if other.since <= ready), wanted, short)
         if not taken:
             soon = [other.since - ready for other in fewest(candidates, wanted, short) if other.since > ready]
             if soon:
                 self.again = min(self.now + max(soon), self.again or math.inf)
         return taken
+
+    def borrowed(self) -> list[RunningJob]:
+        """The jobs that may have to give back what they have, the youngest first."""
+        if self.have_borrowed is None:
+            found = borrowers(self.state.running, self.state.quotas, self.ranks.sets)
+            self.have_borrowed = [other for other in found if not other.stopping]
+        taken_already = {preempted.job for preempted in self.preempts}
+        return [other for other in self.have_borrowed if other.id not in taken_already and not self.shared.has_neighbours(other)]
 
     def promise(self, job: WaitingJob, pool: str, gpus: frozenset[str]) -> None:
         """``gpus``, of which some are still held by jobs that are being ended, go to ``job``."""
@@ -483,5 +497,6 @@ class _Pass(Room):
             "guarantee", pool, job.priority, Reservation(self.place(job), job.id, job.gpus, at, 0, last.id if last else 0)
         )
         self.promised_to |= dict.fromkeys(gpus, job.id)
+        self.coming = {}
         self.leave_free([gpu for gpu in self.free if gpu not in gpus])
         self.occupy(job, gpus, at)

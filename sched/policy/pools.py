@@ -21,7 +21,7 @@ class Pools:
         self.now = now
         self.waiting = state.waiting if isinstance(state.waiting, WaitingList) else WaitingList(state.waiting)
         held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
-        usable = [gpu for gpu in state.gpus if gpu not in state.outside]
+        usable = [gpu for gpu in state.gpus if gpu not in state.unusable]
         self.whole = frozenset(usable) - state.slices
         free = [gpu for gpu in usable if gpu not in held]
         self.shared = SharedGpus(state, self.waiting)

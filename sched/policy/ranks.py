@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]
 
-Ranked = tuple[str, tuple[str, ...], int, tuple[str, ...]]
+
+_Alike = tuple[str, tuple[str, ...], str, frozenset[str], bool]
+"""What jobs have in common that use up the same guarantees and count with the same weights."""
 
 IN_NO_ORDER: Rank = False, ()
 """The rank of all where it is the same."""
@@ -32,6 +34,20 @@ IN_ORDER = -math.inf
 
 ENTRY = 600.0
 """Seconds for which a job that starts counts at once, so that a burst of short jobs does not all start before anybody notices."""
+
+
+class _Standing:
+    """Of jobs that are alike, as ``job``, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
+    within a guarantee; ``known``: whether that and the ``shares`` are still so; ``past``: what both were before a start made them others,
+    and the furthest place that anybody had come to then."""
+
+    __slots__ = ("classes", "job", "known", "left", "past", "shares")
+
+    def __init__(self, job: WaitingJob, classes: tuple[str, ...]) -> None:
+        self.job, self.classes, self.known = job, classes, False
+        self.left: float = math.inf
+        self.shares: tuple[float, ...] = ()
+        self.past: list[tuple[float, tuple[float, ...], Place]] = []
 
 
 class Ranks:
@@ -47,13 +63,17 @@ class Ranks:
         self._spent: dict[str, float] | None = None if state.usage is None else defaultdict(float, state.usage)
         self._holds: Counter[str] = Counter()
         self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, int]]] = {}
-        self._ranks: dict[Ranked, Rank] = {}
+        self._standings: dict[_Alike, _Standing] = {}
+        self._standings_in: defaultdict[str, list[_Standing]] = defaultdict(list)  # by user and by group
         if self.guarantee_any:
             for job in state.running:
                 self._count(job, job.gpus)
 
     def place(self, job: WaitingJob, rank: Rank | None = None, turn: float = IN_ORDER) -> Place:
-        borrows, shares = self.rank(job) if rank is None else rank
+        if rank is None and self.moving:
+            standing = self._standing(job)
+            return job.gpus > standing.left, -job.priority, standing.shares, turn, job.id
+        borrows, shares = IN_NO_ORDER if rank is None else rank
         return borrows, -job.priority, shares, turn, job.id
 
     def before(self, lines: Iterable[Line], job: WaitingJob) -> int:
@@ -71,19 +91,17 @@ class Ranks:
         return count
 
     def rank(self, job: WaitingJob) -> Rank:
-        """The part of its place that may get later in a pass, which jobs that are ranked together have in common."""
+        """The part of its place that may get later in a pass."""
         if not self.moving:
             return IN_NO_ORDER
-        ranked = self.ranked(job)
-        found = self._ranks.get(ranked)
-        if found is None:
-            borrows = self.guarantee_any and not self.guarantees(job)
-            found = self._ranks[ranked] = borrows, self._shares(job) if self._spent is not None else ()
-        return found
+        standing = self._standing(job)
+        return job.gpus > standing.left, standing.shares
 
-    def ranked(self, job: WaitingJob) -> Ranked:
-        """Jobs that are ranked together."""
-        return job.user, job.groups, job.gpus, self.classes(job) if self.sets else ()
+    def came_before(self, job: WaitingJob) -> bool:
+        """Whether, before something that has started made its place later, others had come further than that."""
+        if not self.moving:
+            return False
+        return any(self.place(job, (job.gpus > left, shares)) < until for left, shares, until in self._standing(job).past)
 
     def classes(self, job: WaitingJob) -> tuple[str, ...]:
         """Of the ``sets`` those that have all GPUs that it may get, the smallest first."""
@@ -110,18 +128,42 @@ class Ranks:
         name, _ = self._guaranteed(job).get(pool, (None, 0))
         return name is not None and counted(job.gpus, name, self.sets) > 0
 
-    def started(self, job: WaitingJob, gpus: Collection[str]) -> None:
-        self._ranks.clear()
+    def started(self, job: WaitingJob, gpus: Collection[str], furthest: Place) -> None:
+        """Those who share a quota with ``job`` come later from now on. ``furthest``: the place that anybody has come to."""
+        names = f"user {job.user}", *(f"group {group}" for group in job.groups)
+        for standing in {id(one): one for pool in names for one in self._standings_in.get(pool, ())}.values():
+            if not standing.known:
+                self._reckon(standing)
+            standing.past.append((standing.left, standing.shares, furthest))
+            standing.known = False
         if self.guarantee_any:
             self._count(job, gpus)
         if self._spent is not None:
-            for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
+            for pool in names:
                 self._spent[pool] += job.gpus * ENTRY
 
-    def _shares(self, job: WaitingJob) -> tuple[float, ...]:
+    def _standing(self, job: WaitingJob) -> _Standing:
+        alike = job.user, job.groups, job.gpu_class, job.devices, job.gpus > 0
+        found = self._standings.get(alike)
+        if found is None:
+            found = self._standings[alike] = _Standing(job, self.classes(job) if self.sets else ())
+            for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
+                self._standings_in[pool].append(found)
+        if not found.known:
+            self._reckon(found)
+        return found
+
+    def _reckon(self, standing: _Standing) -> None:
+        if self.guarantee_any:
+            pools = self._guaranteed(standing.job).items()
+            counts = (count - self._holds[pool] for pool, (name, count) in pools if not name or name in standing.classes)
+            standing.left = max(counts, default=-math.inf)
+        standing.shares = self._shares(standing.job, standing.classes) if self._spent is not None else ()
+        standing.known = True
+
+    def _shares(self, job: WaitingJob, classes: tuple[str, ...]) -> tuple[float, ...]:
         """What her groups have had, the one that had most for its weight, then what the user has had."""
         assert self._spent is not None
-        classes = self.classes(job) if self.sets else ()
         own = self._spent[f"user {job.user}"] / (self.quotas.weight("user", job.user, classes) or 1)
         weights = ((group, self.quotas.weight("group", group, classes)) for group in job.groups)
         return max((self._spent[f"group {group}"] / weight for group, weight in weights if weight), default=own), own

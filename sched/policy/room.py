@@ -232,8 +232,8 @@ class Room(Pools):
         bounds = self.bounds(job) if len(self.sets) > 1 else {}
         if bounds:
             within = self.within_bounds(job, bounds)
-            outside = [gpu for gpu in within if not any(gpu in self.sets[pool] for pool in bounds)]
-            free = outside if len(outside) >= job.gpus else within[: job.gpus]
+            of_no_pool = [gpu for gpu in within if not any(gpu in self.sets[pool] for pool in bounds)]
+            free = of_no_pool if len(of_no_pool) >= job.gpus else within[: job.gpus]
         goal = self.goal(job)
         if job.devices or goal & self.state.slices:
             return tuple(free[: job.gpus])

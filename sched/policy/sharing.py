@@ -29,7 +29,7 @@ class SharedGpus:
     def __init__(self, state: QueueState, waiting: WaitingList) -> None:
         self._company = state.company
         self._shareable = state.shareable
-        self._closed = state.outside | state.out_of_service
+        self._closed = state.unusable | state.out_of_service
         self._gpus: dict[str, _Gpu] = {}
         self._waiting = waiting
         self._expected: Demand | None = None

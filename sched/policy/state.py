@@ -84,7 +84,7 @@ class MemoryNode:
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
-    decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
+    decision; ``gpus`` in index order; ``unusable``: GPUs that nobody can have, as something else on the host uses them or they are
     ``out_of_service``; ``slices``: those of ``gpus`` that are given by name or as one of a class alone (MIG); ``classes``: the GPUs of each
     class that a job or a quota names, those first that are to be given first; ``cpu_jobs``: how many jobs without GPUs may run at once;
     ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
@@ -97,7 +97,7 @@ class QueueState:
     running: Sequence[RunningJob] = ()
     quotas: Quotas = field(default_factory=Quotas)
     links: Links = field(default_factory=dict)
-    outside: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
     slices: frozenset[str] = frozenset()
     cpu_jobs: int = 64
     usage: Mapping[str, float] | None = None

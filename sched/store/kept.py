@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 SUFFIXES = (".log.1", ".log")
@@ -20,9 +20,9 @@ class Kept:
         self._of_user: dict[int, dict[str, tuple[int, float]]] = {}  # by name, oldest first: bytes, and when they came
         self._bytes: dict[int, int] = {}
 
-    def look(self, owners: Mapping[int, int], queue: str, before: float) -> None:
-        """Count what earlier daemons of this queue kept. Output of forgotten jobs is removed, and that of other queues where it is older
-        than ``before``."""
+    def look(self, owners: Callable[[Collection[int]], Mapping[int, int]], queue: str, before: float) -> None:
+        """Count what earlier daemons of this queue kept. ``owners``: whose jobs of these numbers are, of those that are remembered. Output
+        of forgotten jobs is removed, and that of other queues where it is older than ``before``."""
         found: dict[str, float] = {}
         for entry in os.scandir(self.directory):
             name = entry.name.removesuffix(".1").removesuffix(".log")
@@ -31,9 +31,10 @@ class Kept:
                 found[name] = max(found.get(name, 0.0), at)
             elif at < before and not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
+        numbers = {name: int(number) for name in found if (number := name.split("-")[1]).isdecimal()}
+        whose = owners({*numbers.values()})
         for name in sorted(found, key=lambda name: found[name]):
-            number = name.split("-")[1]
-            uid = owners.get(int(number)) if number.isdecimal() else None
+            uid = whose.get(numbers.get(name, 0))
             if uid is None:
                 self.remove(name)
             else:

@@ -12,16 +12,20 @@ from dockless.sched.store.schema import LIVE
 
 PART = 5_000
 """Rows that are looked at together."""
-COLUMNS = ("id", "uid", "user", "gpus", "wanted", "groups", "options", "priority", "time_limit", "submitted", "array", "name", "spec")
+COLUMNS = (
+    "id", "uid", "user", "gpus", "wanted", "groups", "options", "priority", "time_limit", "submitted", "array", "name", "spec", "cancelled",
+)  # fmt: skip
 _AT_ONCE = 10_000
 
 
 def pending(db: sqlite3.Connection) -> Iterator[dict[str, Sequence[Any]]]:
-    """Those that wait and are not cancelled, oldest first: parts of ``COLUMNS``. ``wanted``, ``groups`` and ``options`` are JSON, ``array``
-    is 0 for a job alone, ``spec`` the number of its spec."""
+    """Those that wait, oldest first: parts of ``COLUMNS``. ``wanted``, ``groups`` and ``options`` are JSON, and as ``name`` None where
+    nothing is in them: most have none of these, and no text is made of it. ``array`` is 0 for a job alone, ``spec`` the number of its
+    spec, ``cancelled`` 1 where its end is wanted."""
     rows = db.execute(
-        "SELECT id, uid, user, gpu_count, wanted, quota_groups, options, priority, time_limit, submitted, array, name, spec_id"
-        f" FROM jobs WHERE {LIVE} AND state='PENDING' AND cancelled=0 ORDER BY id"  # in the order of the index
+        "SELECT id, uid, user, gpu_count, NULLIF(wanted, '[]'), NULLIF(quota_groups, '[]'), NULLIF(options, '{}'), priority, time_limit,"
+        " submitted, array, NULLIF(name, ''), spec_id, cancelled"
+        f" FROM jobs WHERE {LIVE} AND state='PENDING' ORDER BY id"  # in the order of the index
     )
     while part := rows.fetchmany(PART):
         yield dict(zip(COLUMNS, zip(*part, strict=True), strict=True))
@@ -29,7 +33,7 @@ def pending(db: sqlite3.Connection) -> Iterator[dict[str, Sequence[Any]]]:
 
 def others(db: sqlite3.Connection) -> list[int]:
     """The jobs that have not ended and are none of these."""
-    return [row[0] for row in db.execute(f"SELECT id FROM jobs WHERE {LIVE} AND (state<>'PENDING' OR cancelled<>0)")]
+    return [row[0] for row in db.execute(f"SELECT id FROM jobs WHERE {LIVE} AND state IN ('STARTING','RUNNING')")]
 
 
 def spec_sizes(db: sqlite3.Connection, specs: Collection[int]) -> Mapping[int, int]:

@@ -239,10 +239,10 @@ def spec(db: sqlite3.Connection, number: int) -> str:
     return str(found[0]) if found else ""
 
 
-def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict[int, int]:
-    """Whose these jobs are, or all: user ids by job. Those that are not there are left out."""
-    where = "" if numbers is None else f" WHERE id IN ({','.join('?' * len(numbers))})"
-    return dict(db.execute(f"SELECT id, uid FROM jobs{where}", numbers or ()).fetchall())
+def owners(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, int]:
+    """Whose these jobs are: user ids by job. Those that are not there are left out."""
+    among = "id IN (SELECT value FROM json_each(?))"
+    return dict(db.execute(f"SELECT id, uid FROM jobs WHERE {among}", (json.dumps([*numbers]),)).fetchall())
 
 
 def gpu_time(db: sqlite3.Connection, after: float) -> Iterator[tuple[str, tuple[str, ...], float, float]]:

@@ -1,4 +1,4 @@
-"""A submit of more jobs than fit into a request: parts on one connection, and one transaction at the end."""
+"""A submit of more jobs than fit into one request: they are sent in parts on one connection, and queued in one transaction at the end."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ async def answer(
     reader: asyncio.StreamReader,
     ahead: bytearray,
 ) -> dict[str, Any]:
-    """The answer to such a request. After an error the caller closes ``parts``. ``turn``: awaited between pieces of
-    work. ``ahead``: gets what was read of the next request."""
+    """The answer to a part, or to the end of parts. After an error the caller closes ``parts``. ``turn``: awaited between pieces of work.
+    ``ahead``: bytes of the next request that were read are added to it."""
     of = integer(request, "of", 1, MAX_JOBS_IN_PARTS)
     jobs = request.get("jobs")
     if request["op"] == "submit":
         first = (await _watched(reader, parts.submit(of or 0, turn), parts.give_up, ahead))[0]
         return {"first": first}
     if of is None or not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
-        raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}, or 'of' not said", subject="jobs", hint="send smaller parts")
+        why = f"a part needs 'jobs', a list of 1 to {MAX_JOBS_PER_SUBMIT}, and 'of', the number of all jobs"
+        raise BadInput(why, subject="jobs", hint="send smaller parts, each with 'of'")
     await parts.add(caller, jobs, of, turn)
     return {"kept": len(parts)}
 

@@ -71,8 +71,8 @@ class Listed:
             await self.turn()
 
     async def _in_order(self, numbers: Sequence[int], among: Set[int] | None) -> list[tuple[int, int]]:
-        """Those of them that are wanted and wait, as they are shown, each with its place; 0 of those that may not start yet, but for those
-        of an array that are foretold, too."""
+        """Those of ``numbers`` that wait and are wanted, in the order in which they are shown, each with its place. The place is 0 for a
+        job that may not start yet, unless the limit of its array keeps it and the forecast says when it starts."""
         entries, aside, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
         places = self.answers.outlook.places()
         line, following = InOrder(places), why_aside.places(self.engine, places)

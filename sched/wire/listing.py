@@ -1,4 +1,4 @@
-"""Many jobs in few bytes: a page of a listing travels as columns, and a value that all of its jobs have travels once.
+"""The form of a listing on the socket: a page of jobs is sent as columns, and a value that all of its jobs have is sent once.
 
 A page is ``{"count": 500, "same": {"user": "ann", …}, "each": {"id": [1, 2, …], …}}``. Neither side ever has the text of more than a page.
 """

@@ -1,6 +1,6 @@
-"""What is ahead of the jobs that wait: their places, who stands before them, when they start, and what would let one start now.
+"""Of jobs that wait: their places in the queue, the jobs before them, when they start, and what would let one start now.
 
-All of it takes decisions of the policy, up to half a second together. So it is done in a thread, on a copy of what waits, for
+To find this, decisions of the policy are made, which can take half a second. So it is done in a thread, on a copy of the waiting jobs, for
 one caller after the other.
 """
 
@@ -98,7 +98,7 @@ class Outlook:
             return self._known[1]
 
     def _others(self, job: WaitingJob) -> dict[str, tuple[str, ...]]:
-        """The GPUs of other models, or slices of other profiles, than those that it asks for, where it asks for some."""
+        """Where the job asks for GPUs of a class: the GPUs, or slices, of other models that would be large enough, by model."""
         gpus = self.engine.gpus
         if not job.gpu_class or job.devices:
             return {}
@@ -111,12 +111,12 @@ class Outlook:
         return {model: tuple(uuids) for model, uuids in found.items()}
 
     def places(self) -> Places:
-        """Of those that wait, for as long as none of them comes or goes."""
+        """The places of all waiting jobs. Valid until one of them comes or goes."""
         decision = self.engine.decision
         return Places(queue_state.state(self.engine), decision is not None and decision.one_queue)
 
     def _key(self) -> tuple[object, int, int]:
-        """As long as it is the same a forecast holds."""
+        """A forecast is valid as long as this is the same."""
         return self.engine.decision, self.engine.waiting.changes, len(self.engine.aside.kept)
 
     async def _moment(self, turn: Turn) -> _Moment:

@@ -9,8 +9,8 @@ from dockless.base.typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """A process that uses a GPU. ``pid``: as the host numbers it. ``job`` 0: of no job. ``memory``: bytes; ``busy``: the share of the last
-    second in which it computed there, 0 to 1; None where that is not told."""
+    """A process that uses a GPU. ``pid``: its number on the host. ``job``: 0 where it belongs to no job. ``memory``: bytes of the GPU;
+    ``busy``: the share of the last second in which it computed there, 0 to 1; None where the driver does not say."""
 
     pid: int
     user: str = ""

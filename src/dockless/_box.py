@@ -26,13 +26,15 @@ from types import TracebackType
 
 from dockless._debugging import Debuggable
 from dockless._executing import WithTerminal
+from dockless._gpus import leased
 from dockless._life import LifeCycle, check_labels, refuse_job
 from dockless._options import gpus_wanted, image_and_args, make_spec
-from dockless._pulling import leased, present
+from dockless._pulling import present
 from dockless._stdio import Stdio, Stream, Text
 from dockless._streams import S, Streams, StreamSettings
 from dockless.base import signal
 from dockless.base.checks import checked
+from dockless.base.dataclass import replace
 from dockless.base.interrupts import held, waiting
 from dockless.base.paths import Argument
 from dockless.base.pickling import Unpicklable
@@ -344,7 +346,8 @@ class Sandbox(Debuggable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
     def _launch(self, image: str, stdio: Stdio) -> Inner:
         from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
 
-        spec, lease = self._held.enter_context(leased(self.spec, image, self._wanted_gpus))
+        named = self.spec if image == self.spec.image else replace(self.spec, image=image)
+        spec, lease = self._held.enter_context(leased(named, self._wanted_gpus))
         labels = self._labels
         if lease is not None:
             self._simulated = lease.simulated

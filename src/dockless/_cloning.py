@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from dockless._jobfiles import shown_again
 from dockless._options import KEYWORDS, gpus_wanted
 from dockless.base.dataclass import defaults_of, replace
 from dockless.base.healthcheck import HealthCheck
@@ -12,8 +13,9 @@ from dockless.base.records import differences, plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import limits
 from dockless.errors import BadInput
-from dockless.sched.formats import JobFile, Role
+from dockless.sched.formats import JobFile, Role, Secret
 from dockless.sched.formats.own import QUEUE
+from dockless.sched.formats.templates import secrets_in
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import parse_port
 
@@ -30,17 +32,19 @@ _NOT_SAID = (("best_effort", False), ("seccomp", ""))
 
 def file_of(jobs: Sequence[JobSpec]) -> JobFile:
     """A job, or all of those that start together, by rank, as a file that says the same, but for what they waited for and the limit of an
-    array. ``BadInput`` where only Python can."""
+    array. ``BadInput`` where only Python can. Variables and commands refer to secrets as those of the first file did."""
+    secrets = {name: Secret(value) for job in jobs for name, value in job.secrets}
     found = [(_queue(job), _role(job)) for job in jobs]
     roles = list(dict.fromkeys(job.role for job in jobs))
     counts = [len([job for job in jobs if job.role == role]) for role in roles]
     firsts = [sum(counts[:at]) for at in range(len(roles))]
     again = [found[first] for first, count in zip(firsts, counts, strict=True) for _ in range(count)]
-    if again != found or any(queue != found[0][0] for queue, _ in found) or len({job.name for job in jobs}) > 1:
+    differ = any(secrets[name].value != value for job in jobs for name, value in job.secrets)
+    if again != found or any(queue != found[0][0] for queue, _ in found) or differ or len({job.name for job in jobs}) > 1:
         hint = "submit them again from Python; `dockless requeue` submits them as they were, once they have ended"
         raise BadInput("jobs of one role that differ cannot be written in a file", subject="role", hint=hint)
     made = [replace(found[first][1], count=count) for first, count in zip(firsts, counts, strict=True)]
-    return JobFile("dockless", jobs[0].name, tuple(made), found[0][0], {}, together=bool(jobs[0].role))
+    return JobFile("dockless", jobs[0].name, tuple(made), found[0][0], secrets, together=bool(jobs[0].role))
 
 
 def _queue(job: JobSpec) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def _queue(job: JobSpec) -> dict[str, Any]:
 
 
 def _role(job: JobSpec) -> Role:
-    return Role(
+    role = Role(
         job.role or "main",
         1,
         job.spec.image,
@@ -65,17 +69,22 @@ def _role(job: JobSpec) -> Role:
         dict(map(parse_port, job.ports)),
         job.min_failed or None,
         job.min_succeeded or None,
+        job.reserve_cpus,
     )
+    return shown_again(role)
 
 
 def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[str], role: str = "") -> JobFile:
     """With keywords of ``dockless.run`` in the place of what it says, None for what is not said: variables are set beside the others, and
-    lists go on. ``role``: of that one alone. ``BadInput`` where there is none of that name."""
+    lists go on. Secrets to which nothing refers any more are left out. ``role``: of that one alone. ``BadInput`` where there is no role of
+    that name."""
     names = [one.name for one in file.roles] if file.together else []
     if role and role not in names:
         hint = f"its roles are {', '.join(names)}" if names else "leave --role out: it is for jobs that start together"
         raise BadInput(f"there is no role {role[:60]!r}", subject="--role", hint=hint)
-    return replace(file, roles=tuple(_changed(one, options, command) if role in ("", one.name) else one for one in file.roles))
+    roles = tuple(_changed(one, options, command) if role in ("", one.name) else one for one in file.roles)
+    used = {name for one in roles for text in (*one.command, *one.options.get("env", {}).values()) for name in secrets_in(text)}
+    return replace(file, roles=roles, secrets={name: secret for name, secret in file.secrets.items() if name in used})
 
 
 def _changed(role: Role, options: Mapping[str, Any], command: Sequence[str]) -> Role:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dockless._box import Sandbox
+from dockless._gpus import leased
 from dockless._life import check_labels, state_of
 from dockless._options import gpus_wanted, image_and_args, make_spec
-from dockless._pulling import Tell, leased, present
+from dockless._pulling import Tell, present
 from dockless.base import settings
 from dockless.base.checks import checked
 from dockless.base.dataclass import replace
@@ -78,7 +79,7 @@ def start(
     asked, labels, policy = _asked(image, args, restart, remove, progress, options)
     started = None
     try:
-        with held(), leased(asked, asked.image, gpus_wanted(options)) as (spec, lease):
+        with held(), leased(asked, gpus_wanted(options)) as (spec, lease):
             if lease is not None and lease.simulated:
                 labels["gpus"] = "simulated"
             started = Sandbox.of(

@@ -10,7 +10,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dockless.sandbox.gpus.lease import GpuLease
     from dockless.sandbox.spec import Spec
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 _PATIENCE = 2.0
 """Seconds for which a daemon that does not answer holds up a start."""
+
+
+@contextlib.contextmanager
+def leased(spec: Spec, wanted: str | int | None) -> Iterator[tuple[Spec, GpuLease | None]]:
+    """The spec with GPUs, which are held for as long as the block runs; as it is where none are wanted. Errors are those of ``lease``."""
+    spec, wanted = with_devices(spec, wanted)
+    if wanted is None:
+        yield spec, None
+        return
+    from dockless.base.dataclass import replace
+
+    with lease(wanted) as found:
+        yield replace(spec, gpus=found.uuids), found
 
 
 def lease(wanted: str | int) -> GpuLease:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from dockless._submitting import Order, make_job
 from dockless.base import json
@@ -15,8 +15,9 @@ from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, read_own
-from dockless.sched.formats.tables import Source, dotted
-from dockless.sched.formats.templates import secrets_in, told
+from dockless.sched.formats.said import is_unread, place_of
+from dockless.sched.formats.tables import Source
+from dockless.sched.formats.templates import secrets_in, with_known
 from dockless.sched.parsing import NONE_QUEUED, with_line
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
+_FROM_HIDDEN = f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"'
+"""Commands of a shell that come in a variable."""
+_OF_OPENPAI = "PAI_TASK_ROLE_LIST"
+"""A variable that each of its jobs has, also in our own form."""
 _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
@@ -51,11 +56,10 @@ def order_of(file: JobFile, what: str, *, array: ArrayCount | None = None, **que
 
 
 def _wrong_of(file: JobFile, what: str) -> Source:
-    """What was found wrong when it was read, to be told with all else. ``BadInput`` with it where it is another's format: what stands for
-    a value that could not be read would be found wrong, too."""
+    """What was found wrong when it was read, to be told with all else. ``BadInput`` with it where no role could be read."""
     if file.source is None:
         return Source(what)
-    if file.format != "dockless":
+    if not file.roles:
         file.source.refuse()
     return file.source.further()
 
@@ -209,7 +213,7 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai="PAI_TASK_ROLE_LIST" in own)
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai=_OF_OPENPAI in own)
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
@@ -238,10 +242,11 @@ def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings
     for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
         ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
         failed, succeeded = (min(number or 0, MAX_MEMBERS) for number in (role.min_failed, role.min_succeeded))
-        if (job := _make_job(file, role, what, queue, wrong)) is None or wrong.errors:
+        if (job := _make_job(file, role, what, queue, wrong)) is None:
             continue
+        name, ports = ("main" if is_unread(file, role, "role") else role.name), (() if is_unread(file, role, "ports") else ports)
         with wrong.noted(), _placed(file, role, what):
-            found += [replace(job, role=role.name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count
+            found += [replace(job, role=name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count
     return found
 
 
@@ -255,52 +260,84 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
     for name in said:
         if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
-    if file.format.startswith("openpai"):
+    if isinstance(env := role.options.get("env"), Mapping) and _OF_OPENPAI in env:
         user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
-        role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
-    right = set[str]()
+        role = replace(role, options={**role.options, "env": {**user, **env}})
+    unread = {name for name in (*said, *role.options, *_NAMES, "secrets") if name not in given and is_unread(file, role, name)}
     for name, check in _NAMES.items():
         with wrong.noted(), _placed(file, role, what, name):
-            check(role)
-            right.add(name)
+            if name not in unread:
+                unread.add(name)
+                check(role)
+                unread.remove(name)
     env = role.options.get("env")
     for name, value in env.items() if isinstance(env, Mapping) else ():
         with wrong.noted(), _placed(file, role, what, "env"):
             _text_of(value, name)
     options = {name: value for name, value in role.options.items() if name != "env"}
     hidden = replace(role, options=options)  # without variables, where one is wrong
-    with wrong.noted(), _placed(file, role, what, "env"):
-        hidden = _with_secrets(role, _secrets(file), what)
-    found = _made(file, hidden if "gpus" in right else replace(hidden, gpus=""), what, said, given, wrong)
+    secrets: Mapping[str, str] = {}
+    if "secrets" not in unread:
+        with wrong.noted(), _placed(file, role, what):
+            secrets = _secrets(file)
+            hidden = _hidden(role, secrets)
+    found = _made(file, hidden, what, said, given, unread, wrong)
+    if found is not None and role.reserve_cpus:
+        with wrong.noted(), _placed(file, role, what, "reserve_cpus"):
+            found = replace(found, reserve_cpus=role.reserve_cpus)
+    if found is not None and secrets:
+        with wrong.noted(), _placed(file, role, what, "secrets"):
+            used = {name for _, text in found.spec.env for name in secrets_in(text)}
+            found = replace(found, secrets=tuple((name, value) for name, value in secrets.items() if name in used))
     if role.image == "host" and not role.command and not role.options.get("entrypoint") and not wrong.errors:
         hint = "give a command, or an image that has one of its own; docs/queue.md shows what a job file says"
         wrong.add(BadInput(f"{what} says no command, and the image host has none", subject=what, hint=hint))
     return found
 
 
-def _made(file: JobFile, role: Role, what: str, said: Mapping[str, Any], given: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
-    """None where something is wrong. A keyword that is wrong is noted, and the others are looked at without it. ``given``: what of ``said``
-    the file does not say."""
-    queue, options, gone = dict(said), dict(role.options), list[str]()
+_NEEDED_BY: Mapping[str, Sequence[str]] = {
+    "time_limit": ("warn",), "name": ("singleton", "after"), "cpus": ("cpu_burst",), "image": ("root_size", "disk"),
+    "root": ("root_size", "disk"), "network": ("add_hosts",),
+}  # fmt: skip
+"""Keywords that are refused where another one is not there."""
+
+
+def _made(
+    file: JobFile,
+    role: Role,
+    what: str,
+    said: Mapping[str, Any],
+    given: Mapping[str, Any],
+    unread: Collection[str],
+    wrong: Findings,
+) -> JobSpec | None:
+    """The job without the keywords that are wrong; each is noted, and the others are looked at without it. None where there is none.
+    ``given``: what of ``said`` the file does not say. ``unread``: what is known to be wrong."""
+    queue, options = dict(said), dict(role.options)
+    image = "unread" if "image" in unread else role.image
+    gpus = "" if "gpus" in unread else role.gpus
+
+    def leave_out(name: str) -> None:
+        for one in (name, *_NEEDED_BY.get(name, ())):
+            queue.pop(one, None)
+            options.pop(one, None)
 
     def attempt(without: str = "") -> JobSpec:
         kept = [{key: value for key, value in of.items() if key != without} for of in (queue, options)]
-        return make_job(role.image, role.command, _options(replace(role, options=kept[1])), **kept[0])
+        return make_job(image, role.command, _options(replace(role, gpus=gpus, options=kept[1])), **kept[0])
 
+    for name in unread:
+        leave_out(name)
     while True:
         try:
             return attempt()
         except BadInput as error:
-            if any(one in f"{error} {error.hint}" for one in gone):  # without the other it cannot stand
-                return None
             name = error.subject if error.subject in {*queue, *options} else _keyword_of(error, attempt, (*options, *queue))
             with wrong.noted(), contextlib.nullcontext() if name in given else _placed(file, role, what, name):
                 raise
             if not name:
                 return None
-            queue.pop(name, None)
-            options.pop(name, None)
-            gone.append(name)
+            leave_out(name)
 
 
 def _keyword_of(error: BadInput, attempt: Callable[[str], object], names: Sequence[str]) -> str:
@@ -315,40 +352,17 @@ def _keyword_of(error: BadInput, attempt: Callable[[str], object], names: Sequen
     return ""
 
 
-_THEIRS = {
-    "memory": ("mem_limit", "memory", "memoryMB"), "memory_low": ("mem_reservation",), "cpus": ("cpu", "cpuNumber"),
-    "pids": ("pids_limit",), "env": ("environment",), "mounts": ("volumes", "configs", "secrets"), "image": ("dockerImage",),
-    "gpus": ("gpu", "gpuNumber"),
-    "shm_size": ("shmMB",), "add_hosts": ("extra_hosts",), "workdir": ("working_dir",), "health": ("healthcheck",),
-    "stop_signal": ("stop_signal",), "grace": ("stop_grace_period",),
-}  # fmt: skip
-"""What other formats call a keyword."""
-
-
 @contextlib.contextmanager
 def _placed(file: JobFile, role: Role, what: str, key: str = "") -> Iterator[None]:
-    """An error of a keyword names the file, and its line where that is known; in another's format the role, too."""
+    """An error of a keyword names the file, and its line where that is known; in another's format the role, too. ``key``: the keyword,
+    where the error is about a part of its value."""
     try:
         yield
     except BadInput as error:
         if str(error).startswith(what):
             raise
-        line, said = _place_of(file, role, key or error.subject)
+        line, said = place_of(file, role, key or error.subject)
         raise BadInput(f"{what}{f':{line}' if line else ''}: {said}{error}", subject=error.subject, hint=error.hint) from None
-
-
-def _place_of(file: JobFile, role: Role, key: str) -> tuple[int, str]:
-    """The line of a keyword of a role, 0 where nobody knows, and what it stands in, for formats that call it otherwise."""
-    source = file.source
-    if source is None:
-        return 0, ""
-    for path in (("roles", role.name, key), (key,), (f"{role.name}_{key}",)):
-        if line := source.line(path):
-            return line, ""
-    for above in (("services", role.name), ("taskRoles", role.name), ("taskRoles", file.roles.index(role) if role in file.roles else 0)):
-        if source.line(above):
-            return source.line_below(above, (key, *_THEIRS.get(key, ()))), f"{dotted(above)}: "
-    return 0, ""
 
 
 def _check_gpus(role: Role) -> None:
@@ -374,6 +388,8 @@ def pulls_of(file: JobFile, what: str) -> dict[str, dict[str, str]]:
     """What the file says of how its images are pulled: ``pull`` and ``platform`` of each. ``BadInput``"""
     found: dict[str, dict[str, str]] = {}
     for role in file.roles:
+        if any(is_unread(file, role, name) for name in ("image", *_OF_PULLS)):
+            continue
         said = {name: role.options[name] for name in _OF_PULLS if role.options.get(name) is not None}
         if found.setdefault(role.image, said) != said:
             hint = "say the same in each role, or say it at the top of the file"
@@ -385,8 +401,9 @@ def array_of(file: JobFile, what: str, wrong: Findings) -> ArrayCount | None:
     """See ``parse_array``; what is wrong is noted."""
     from dockless.sched.parsing import parse_array
 
-    with wrong.noted(), _placed(file, file.roles[0], what, "array"):
-        return parse_array(file.queue["array"]) if "array" in file.queue else None
+    role = file.roles[0]
+    with wrong.noted(), _placed(file, role, what, "array"):
+        return parse_array(file.queue["array"]) if "array" in file.queue and not is_unread(file, role, "array") else None
     return None
 
 
@@ -418,33 +435,44 @@ def _secrets(file: JobFile) -> dict[str, str]:
         value = secret.value or os.environ.get(secret.env, "")
         if not value:
             hint = f"set the variable: {secret.env}=… dockless submit FILE" if secret.env else 'write it down, or { env = "NAME" }'
-            raise BadInput(f"the secret {name} has no value", subject=name, hint=hint)
+            raise BadInput(f"the secret {name} has no value", subject=f"secrets.{name}", hint=hint)
         found[name] = value
     return found
 
 
-def _with_secrets(role: Role, secrets: Mapping[str, str], what: str) -> Role:
-    """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too."""
+def _hidden(role: Role, secrets: Mapping[str, str]) -> Role:
+    """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too. The values are put
+    in when the job starts."""
     env = role.options.get("env")
     options = dict(role.options)
     if isinstance(env, Mapping):
-        options["env"] = {name: told(_text_of(value, name), secrets, f"{what}: env.{name}") for name, value in env.items()}
+        options["env"] = {name: with_known(_text_of(value, name), secrets, f"env.{name}") for name, value in env.items()}
     elif env is not None:
         if not isinstance(env, (list, tuple)):
-            raise BadInput(f"{what}: env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
-        options["env"] = [told(_text_of(one), secrets, f"{what}: env") for one in env]
+            raise BadInput(f"env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
+        options["env"] = [with_known(_text_of(one), secrets, "env") for one in env]
     command = role.command
     if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):
-        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: told(command[2], secrets, f"{what}: command")}
-        command = (*command[:2], f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"', *command[3:])
-    elsewhere = [one for one in (role.image, *command, json.dumps({**options, "env": None})) if secrets_in(one)]
-    if elsewhere:
+        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: with_known(command[2], secrets, "command")}
+        command = (*command[:2], _FROM_HIDDEN, *command[3:])
+    listed = [("image", role.image), *(("command", one) for one in command)]
+    listed += [(name, json.dumps(value)) for name, value in options.items() if name != "env"]
+    if elsewhere := [(name, text) for name, text in listed if secrets_in(text)]:
         raise BadInput(
-            f"{what}: a secret stands where everybody on the host can read it: {elsewhere[0][:60]!r}",
-            subject="secrets",
+            f"a secret stands where everybody on the host can read it: {elsewhere[0][1][:60]!r}",
+            subject=elsewhere[0][0],
             hint="put it into a variable (env), or into the commands of a shell: script",
         )
     return replace(role, command=command, options=options)
+
+
+def shown_again(role: Role) -> Role:
+    """Commands that came in a variable are in their place again: the inverse of ``_hidden``."""
+    env = role.options.get("env", {})
+    if _HIDDEN not in env or role.command[2:3] != (_FROM_HIDDEN,):
+        return role
+    command = (*role.command[:2], env[_HIDDEN], *role.command[3:])
+    return replace(role, command=command, options={**role.options, "env": {key: env[key] for key in env if key != _HIDDEN}})
 
 
 def _text_of(value: Any, name: str = "") -> str:

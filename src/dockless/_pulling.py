@@ -1,4 +1,4 @@
-"""What a start needs first: the image of a run or a job, in the store or brought there as its ``PullPolicy`` says, and then GPUs.
+"""The image of a run or a job, in the store or brought there as its ``PullPolicy`` says, before GPUs are leased (``_gpus``).
 
 Nothing holds a GPU while bytes travel: a job's image is pulled by whoever submits it, before it is queued.
 """
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.images.progress import Progress
     from dockless.images.pull_policy import PullPolicy
-    from dockless.sandbox.gpus.lease import GpuLease
-    from dockless.sandbox.spec import Spec
     from dockless.sched.wire.protocol import DaemonInfo
 
 Tell = Callable[["Progress"], None]
@@ -74,29 +72,6 @@ def _check_platform(image: Image, platform: str) -> None:
     if platforms.rank(image.platform, wanted) is None:
         hint = f"dockless pull --platform {wanted} {image.name}, or run it with --pull always"
         raise NotRunnable(f"image {image.name} of the store is for {image.platform}, not for {wanted}", subject=image.name, hint=hint)
-
-
-@contextmanager
-def leased(spec: Spec, image: str, gpus: str | int | None) -> Iterator[tuple[Spec, GpuLease | None]]:
-    """The spec with the image by the name that ``present`` gave, and with GPUs, which are held for as long as the block runs. Errors are
-    those of ``_gpus.lease``."""
-    if image != spec.image:
-        from dockless.base.dataclass import replace
-
-        spec = replace(spec, image=image)
-    if gpus is None and not spec.cdi:
-        yield spec, None
-        return
-    from dockless import _gpus
-    from dockless.base.dataclass import replace
-
-    spec, gpus = _gpus.with_devices(spec, gpus)
-    if gpus is None:
-        yield spec, None
-        return
-
-    with _gpus.lease(gpus) as lease:
-        yield replace(spec, gpus=lease.uuids), lease
 
 
 def present_for(

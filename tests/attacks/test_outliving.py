@@ -6,7 +6,9 @@ limit, a kill or the end of its client nothing of them is left, and the sandbox 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -170,6 +172,79 @@ def test_who_forks_faster_than_it_can_be_killed_ends_its_sandbox(grouped, progra
             assert _left(box) == [] and box.poll() is None
         until(lambda: not _running("outliving"), "the end of all", 60)
         assert other.poll() is None
+
+
+USERS = [Namespaces(), pytest.param(Namespaces(user="host"), marks=requires("root"))]
+
+
+def _low() -> None:
+    for limit in (10, resource.RLIMIT_RSS, 15):  # LOCKS, RTTIME
+        resource.setrlimit(limit, (1000, 1000))
+
+
+@pytest.mark.parametrize("namespaces", USERS)
+@pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
+def test_what_is_outside_is_left_alone_whatever_its_limits(grouped, namespaces):
+    """A process of the host and another sandbox, with all three limits set so low that they are below each mark. What may not be looked
+    into, and is in another PID namespace, cannot be told apart: where the sandbox has a user namespace, that is what others have there."""
+    outside = [FOREVER, ("unshare", "--pid", "--fork", "--kill-child", *FOREVER)][: 1 + (namespaces.user == "host")]
+    with contextlib.ExitStack() as running:
+        box = running.enter_context(Sandbox("host", FOREVER, stdin=DEVNULL, namespaces=namespaces))
+        others: list[Sandbox[bytes] | subprocess.Popen[bytes]] = []
+        if os.geteuid() == 0:  # root's sandboxes have one user namespace
+            limits = {"locks": 1000, "rttime": 1000, "rss": 1000}
+            others.append(running.enter_context(Sandbox("host", FOREVER, stdin=DEVNULL, namespaces=namespaces, ulimits=limits)))
+        for argv in outside:
+            others.append(running.enter_context(subprocess.Popen(argv, preexec_fn=_low)))
+            running.callback(others[-1].kill)
+        assert box.exec("sleep", "99", timeout=0.3).timed_out
+        assert [one.poll() for one in (box, *others)] == [None] * (1 + len(others))
+
+
+@pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
+@pytest.mark.parametrize("namespaces", USERS)
+def test_a_pid_namespace_of_its_own_hides_nothing(grouped, program, namespaces):
+    """It is below the sandbox's."""
+    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], cap_add=["SYS_ADMIN"], namespaces=namespaces) as box:
+        for levels in (1, 2):
+            argv = [*["unshare", "--pid", "--fork"] * levels, OUTLIVING, "beside"]
+            with box.spawn(*argv, stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
+                assert command.stdout.readline() == "on\n"
+                assert command.wait(20).timed_out and _left(box) == []
+        assert box.poll() is None
+
+
+@requires("root", "kernel>=5.8", "program:unshare", "program:setpriv")  # before that hidepid was one for all of a PID namespace
+@pytest.mark.parametrize("hidden", [0, 1, 2])
+def test_nothing_outlives_that_its_user_may_not_look_into(program, hidden):
+    """A program that she may run and not read, also where /proc hides it from the keeper, which is hers."""
+    place = Path(program.partition(":")[0])
+    unread = place / "unread"
+    if not unread.exists():
+        unread.write_bytes((place / "outliving").read_bytes())
+        unread.chmod(0o111)
+    with tempfile.TemporaryDirectory(prefix="test-hidepid-") as home:
+        os.chown(home, 12345, 12345)
+        script = f'mount -t proc -o hidepid={hidden} proc /proc && exec setpriv --reuid 12345 --regid 12345 --clear-groups "$@"'
+        wrapped = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", sys.executable, "-P", "-c"]
+        env = {**os.environ, "DOCKLESS_HOME": home, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        if subprocess.run([*wrapped, "import dockless"], capture_output=True, env=env).returncode:
+            pytest.skip("only root can run this Python, or read this checkout")
+        ran = subprocess.run([*wrapped, _HERS, program], capture_output=True, text=True, env=env)
+        assert ran.stdout.split() == ["on", "True", "None", "0"], ran.stderr
+
+
+_HERS = """
+import sys
+from dockless import DEVNULL, PIPE, Sandbox
+from dockless.sandbox.run import foreground
+foreground.make_cgroup = lambda *given: None
+with Sandbox("host", ("sleep", "1000"), stdin=DEVNULL, mounts=[sys.argv[1]]) as box:
+    with box.spawn("/outliving/unread", "beside", stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
+        print(command.stdout.readline(), command.wait(20).timed_out, box.poll())
+    seen = box.shell("cat /proc/[0-9]*/stat 2>&-; true", text=True, check=True).stdout.splitlines()
+    print(sum(" (unread) " in line and " (unread) Z" not in line for line in seen))
+"""
 
 
 def _running(name: str) -> list[str]:

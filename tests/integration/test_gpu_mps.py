@@ -27,7 +27,7 @@ from dockless.sched.engine.gpus import mps, mps_places, sharing
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 
 pytestmark = [
-    requires("userns", "overlay", "cgroup2", "program:gcc"),
+    requires("userns", "overlay", "cgroup2"),
     pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver"),
 ]
 ASK = "echo get_default_device_pinned_mem_limit 0 | nvidia-cuda-mps-control; echo answered $?"
@@ -83,7 +83,7 @@ def test_jobs_of_one_gpu_have_one_service_with_a_limit_each(daemon, image, uuids
         assert "3G\nanswered 0" in said
         assert [one.id for one in services()] == [service.id] and service.alive
         shares = sorted((one.memory, one.company) for one in lease.shares([uuids[0]]))
-        assert shares == [(mps.OWN, "user"), (20 << 10, "user")]
+        assert shares == [(mps.SERVICE_MEMORY, "user"), (20 << 10, "user")]
         whole = [queue.submit(JobSpec(Spec(("sleep", "1000")), gpus="1")) for _ in range(2)]
         assert running(queue, whole[0]).devices == (uuids[1],)
         queue.cancel(first.id)

@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.boxes import until
@@ -131,6 +132,29 @@ def test_company(uuids):
         assert as_another_user(lambda: join("all")) == "joined"
 
 
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without unix_diag: it does not tell whose the names are."""
+
+    def no_handler(*arguments: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(lease, "_answers", no_handler)
+
+
+def test_company_where_the_kernel_does_not_tell_whose_they_are(uuids, untold):
+    """What the caller knows to be its own is that; anything else may be another user's."""
+    ours = [(uuids[0], 10 * GB, "1")]
+    wanted = lease.Share(uuids[0], 10 * GB, "user", "2")
+    with held(take(uuids[0], 10, "1", "user")):
+        with pytest.raises(NotEnoughGpus, match="in part, by another user"):
+            lease.take_share(wanted, CAPACITY)
+        with held(lease.take_share(wanted, CAPACITY, ours)):
+            pass
+    with held(take(uuids[0], 10, "1", "all")), pytest.raises(NotEnoughGpus):
+        lease.take_share(wanted, CAPACITY, ours)  # of the number that the caller has, and not its name
+
+
 def test_many_at_a_time_some_of_them_killed(uuids, tmp_path):
     """Those who have something write it down, one at a time; whoever comes next finds no more than there is, and nobody beside a whole."""
     workers, dice = 6, random.Random(2)
@@ -213,8 +237,8 @@ def daemon(simulation, now, home) -> Iterator[DaemonProcess]:
     yield from served(home, simulation, now)
 
 
-def served(home: Path, gpus: str, now: Path, share: str = "user") -> Iterator[DaemonProcess]:
-    process = DaemonProcess(home, gpus=gpus, settings=f'[gpus]\nshare = "{share}"\n')
+def served(home: Path, gpus: str, now: Path, share: str = "user", **how: Any) -> Iterator[DaemonProcess]:
+    process = DaemonProcess(home, gpus=gpus, settings=f'[gpus]\nshare = "{share}"\n', **how)
     process.environment["DOCKLESS_SIMULATED_STATE"] = str(now)
     process.start()
     yield process
@@ -245,6 +269,25 @@ def test_jobs_fill_a_gpu_and_the_next_one_waits(daemon, uuids, capfd):
         assert "needs 50 GiB of a GPU, 0 free, 40 GiB left on a shared one" in queue.job(large).reason
         queue.cancel(jobs[2].id)
         assert running(queue, whole).devices == (uuids[1],)
+
+
+UNTOLD = """
+from dockless.sandbox.gpus import lease
+from dockless.sched.daemon import main
+
+def no_handler(*arguments):
+    raise FileNotFoundError(2, "No such file or directory")
+
+lease._answers = no_handler
+raise SystemExit(main([]))
+"""
+
+
+def test_where_the_kernel_does_not_tell_whose_they_are_a_queue_knows_its_own(simulation, now, home, uuids):
+    for daemon in served(home, simulation, now, program=("-P", "-c", UNTOLD)):
+        with daemon.client() as queue:
+            jobs = [running(queue, submit(queue, "40G")) for _ in range(3)]
+            assert [(job.devices, job.attempt) for job in jobs] == [((uuids[0],), 1), ((uuids[0],), 1), ((uuids[1],), 1)]
 
 
 def test_no_share_is_so_small_that_thousands_could_run_on_a_gpu(daemon):

@@ -56,6 +56,42 @@ def test_arrays_and_job_files_from_python(tmp_path):
     assert job.wait(60).exit_code == 0
 
 
+def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, capfd):
+    """The queue's answers, clones and what is edited have its place alone; a clone runs with the job's own."""
+    path, out, editor = tmp_path / "job.toml", tmp_path / "out", tmp_path / "editor"
+    path.write_text(
+        f"script = \"echo '<% $secrets.token %>' $B >> {out}\"\nmounts = ['{tmp_path}:{tmp_path}']\n"
+        "env = { B = 'b<% $secrets.token %>' }\narray = 2\n[secrets]\ntoken = 'hunter2'\n"
+    )
+    jobs = dockless.submit_file(path)
+    assert [job.wait(60).exit_code for job in jobs] == [0, 0] and out.read_text() == "hunter2 bhunter2\n" * 2
+    first = str(jobs[0].id)
+    shown = []
+    for words in (
+        ["queue", "-a", "--json"],
+        ["queue", first],
+        ["queue", first, "--events"],
+        ["info", "--json"],
+        ["clone", "--print", first],
+    ):
+        assert main(words) == 0
+        shown.append(capfd.readouterr().out)
+    assert "hunter2" not in "".join(shown) and "echo '<% $secrets.token %>'" in shown[-1]
+    assert main(["clone", "-q", "--wait", first]) == 0
+    editor.write_text("#!/bin/sh\n! grep -q hunter2 $1\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("SECRET_TOKEN", raising=False)
+    assert main(["clone", "-q", "--wait", "--edit", first]) == 0
+    monkeypatch.setenv("SECRET_TOKEN", "other")
+    assert main(["clone", "-q", "--wait", "--edit", first]) == 0
+    with dockless.sched.connect() as queue:
+        (again,) = queue.requeue(int(first))
+        queue.wait(again.id, timeout=60)
+    assert out.read_text().splitlines()[2:] == ["hunter2 bhunter2", "hunter2 bhunter2", "other bother", "hunter2 bhunter2"]
+
+
 def test_a_group_is_kept(daemon, capfd):
     import grp
     import os

@@ -15,6 +15,7 @@ from support.scheduling import DaemonProcess, as_user
 
 from dockless import Submitted
 from dockless.cgroups import Limits, find_delegation
+from dockless.cgroups.limits import parse_list
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, JobSpec, State
 
@@ -193,6 +194,38 @@ def test_each_job_weighs_as_many_cores_as_it_named(daemon: DaemonProcess, go: Pa
         queue.cancel(both[0], grace=0)
         queue.wait(both[0], timeout=60)
     until(lambda: int((hers / "cpu.weight").read_text()) == 10, "hers weighs what is left")
+
+
+@requires("cgroup2")
+def test_the_processors_of_whole_cores_are_one_users(home: Path, go: Path):
+    """Where the settings say so: another's jobs are kept off them as long as hers runs, also by the next daemon."""
+    last = max(os.sched_getaffinity(0))
+    daemon = DaemonProcess(home, settings='[host]\nown_cores = "yes"\n').start()
+    try:
+        (hers,) = submitted(ANNA, daemon, WAITS, go, limits=Limits(cpu_max=1.0))
+        up(daemon, hers)
+        (his,) = submitted(BEN, daemon, WAITS, go)
+        up(daemon, his)
+        on_hers, on_his = (group_of(uid, number).parent / "cpuset.cpus.effective" for uid, number in ((ANNA, hers), (BEN, his)))
+
+        def may_use(file: Path) -> frozenset[int]:
+            return parse_list(file.read_text().strip())
+
+        until(lambda: on_his.exists() and last not in may_use(on_his), "he is kept off her processor")
+        assert last in may_use(on_hers)
+        daemon.kill9()
+        daemon.start()
+        (other,) = submitted(BEN, daemon, WAITS, go)
+        up(daemon, other)
+        until(lambda: last not in may_use(on_his), "he still is")
+        with daemon.client() as queue:
+            queue.cancel(hers, grace=0)
+            queue.wait(hers, timeout=60)
+        until(lambda: last in may_use(on_his), "he may use it again")
+        (go / "now").touch()
+        assert ended(daemon, [his, other]) == [(State.COMPLETED, 0)] * 2
+    finally:
+        daemon.end()
 
 
 @requires("cgroup2")

@@ -1,4 +1,5 @@
-"""User spaces of real NVIDIA drivers, from Debian's non-free section, each unpacked below a directory of its own in the user's cache.
+"""User spaces of real NVIDIA drivers, from Debian's non-free section, each unpacked below a directory of its own in the user's cache
+or in $DOCKLESS_DRIVERS.
 
 Their licence forbids handing them on, so they are fetched where a test needs them; nothing is installed. Without a kernel driver their
 libcuda still says which CUDA it is for, and their nvidia-smi that it cannot communicate. Another C library than this host's is here, too.
@@ -14,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dockless-tests"
+_CACHE = Path(os.environ.get("DOCKLESS_DRIVERS") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dockless-tests")
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _NAMES = "libcuda1 libnvidia-ml1 nvidia-smi libnvidia-ptxjitcompiler1 libnvidia-encode1 libnvcuvid1 nvidia-opencl-icd"
 _GRAPHICS = "libcuda1 libnvidia-ml1 libegl-nvidia0 libglx-nvidia0 libgles-nvidia2 libnvidia-allocator1 libnvidia-eglcore libnvidia-glcore"
@@ -37,8 +38,8 @@ VERSIONS = {"graphics-535": "535.261.03", "graphics-550": "550.163.01"}
 def missing(family: str) -> str:
     """Why it cannot be had; "" when it can: it lies at ``root(family)`` then."""
     place = root(family)
-    if place.is_dir():
-        return ""
+    if place.is_dir():  # dockless takes no driver from another user
+        return "" if place.stat().st_uid in (0, os.geteuid()) else f"{place} is another user's"
     if platform.machine() != "x86_64" or not (shutil.which("apt-get") and shutil.which("dpkg-deb") and os.path.exists(_KEYRING)):
         return "no apt-get, dpkg-deb or keyring of Debian, or another architecture"
     suite, packages = _FAMILIES[family]

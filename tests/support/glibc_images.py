@@ -32,11 +32,8 @@ int main(int n, char **names) {
 
 
 def entries(where: Path, kind: Kind, glibc: Path | None = None) -> list[Entry]:
-    """The files, for a layer: programs, the C library, ldconfig, a cache for the linker, ``probe``. ``glibc``: where Debian's packages of
-    another C library are unpacked."""
-    source, program = where / "probe.c", where / "probe"
-    source.write_text(_PROBE)
-    subprocess.run(["gcc", "-O1", "-o", str(program), str(source), "-ldl"], check=True, capture_output=True)
+    """The files, for a layer: programs, the C library, ldconfig, a cache for the linker, ``probe`` where there is a compiler. ``glibc``:
+    where Debian's packages of another C library are unpacked."""
     found = {item.name: item for item in rootfs_entries()}
     place = DIRECTORY[kind]
     made = [directory(name) for name in ("lib64", "sbin", "usr/lib", place)]
@@ -47,7 +44,9 @@ def entries(where: Path, kind: Kind, glibc: Path | None = None) -> list[Entry]:
         theirs = {name: glibc / DIRECTORY["debian"] / name for name in (*_LIBRARIES, Path(loader).name)}
         sources = {**theirs, "loader": theirs[Path(loader).name], "ldconfig": glibc / "usr/sbin/ldconfig"}
     made += [file(f"{place}/{name}", sources[name].read_bytes(), 0o755) for name in _LIBRARIES]
-    made += [file(loader, sources["loader"].read_bytes(), 0o755), file("bin/probe", program.read_bytes(), 0o755)]
+    made.append(file(loader, sources["loader"].read_bytes(), 0o755))
+    if shutil.which("gcc"):
+        made.append(file("bin/probe", _compiled(where), 0o755))
     made.append(file("sbin/ldconfig", sources["ldconfig"].read_bytes(), 0o755))
     listed = [linker_cache.Entry(name.encode(), f"/{place}/{name}".encode(), _FLAGS) for name in _LIBRARIES]
     made += [file("etc/ld.so.cache", linker_cache.encode(linker_cache.Cache(tuple(listed)))), file("etc/ld.so.conf", f"/{place}\n")]
@@ -65,5 +64,14 @@ def load(where: Path, kind: Kind, more: Iterable[Entry] = (), *, name: str = "",
     return name
 
 
+def _compiled(where: Path) -> bytes:
+    source, program = where / "probe.c", where / "probe"
+    source.write_text(_PROBE)
+    subprocess.run(["gcc", "-O1", "-o", str(program), str(source), "-ldl"], check=True, capture_output=True)
+    return program.read_bytes()
+
+
 def _host(name: str) -> str:
+    if not shutil.which("gcc"):
+        return next(str(path) for place in DIRECTORY.values() if (path := Path("/", place, name)).exists())
     return subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()

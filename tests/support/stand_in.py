@@ -7,16 +7,20 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dockless.errors import SandboxGone
+import pytest
+
+from dockless.base.records import differences
+from dockless.errors import SandboxGone, SchedError
 from dockless.sandbox.run.process import Exit
-from dockless.sched import State, clock
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, State, clock
 from dockless.sched.config import Config
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.gpus.hostgpus import HostGpus
@@ -27,6 +31,24 @@ from dockless.sched.store.lease import Lease, held
 from dockless.sched.wire.answers import Answers
 
 DEADLINE = 20.0
+TRUE = Spec(argv=("true",))
+
+
+def plain(spec: Spec = TRUE, **fields: Any) -> dict[str, Any]:
+    """A job as a client sends it."""
+    return differences(JobSpec(spec, **fields))
+
+
+@contextmanager
+def unwritable(running: Engine) -> Iterator[None]:
+    """For what is refused as the queue cannot be written."""
+
+    def refused(change: Any) -> Any:
+        raise SchedError("planted", subject="jobs.db")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SchedError, match="planted"):
+        patch.setattr(running, "write", refused)
+        yield
 
 
 @dataclass

@@ -9,6 +9,8 @@ import pytest
 from support import agents
 from support.stand_in import Daemon, StandIn
 
+from dockless.sched.engine import stopping
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -25,6 +27,18 @@ def files():
 @pytest.fixture
 def launcher(tmp_path):
     return StandIn(tmp_path / "boxes")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """The host has them."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+
+@pytest.fixture
+def killed_again_soon(monkeypatch):
+    """What does not end when it is killed."""
+    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
 
 
 @pytest.fixture

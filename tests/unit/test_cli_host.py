@@ -19,6 +19,7 @@ from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sched import DaemonInfo, HostInfo
 from dockless.sched import daemon as the_daemon
 from dockless.sched.wire.protocol import GpuInfo
+from dockless.sched.wire.top import GpuShare
 
 DAEMON = DaemonInfo(pid=77, version="1.2", owner_uid=0, user="ann", admin=False, started=940.0, socket="/run/d.sock")
 GPUS = (
@@ -70,6 +71,16 @@ def test_what_the_daemon_knows(info):
         assert info(host=HostInfo(gpu_error=error))[1].splitlines()[1:] == ["jobs        0 running, 0 waiting", f"gpus        none{shown}"]
     code, out, err = info("--json")
     assert (code, err) == (0, "") and json.loads(out) == json.loads(json.dumps(HOST.as_dict() | {"daemon": DAEMON.as_dict()}))
+
+
+def test_what_counts_for_shares_is_never_more_than_what_is_in_use(info):
+    """Two on one GPU count each; three that start together count for the GPU that they have."""
+    each, together = (tuple(GpuShare("ann", 1 << 30, job) for job in jobs) for jobs in ((1, 2), (3, 4, 5)))
+    gpus = tuple(GpuInfo(at, f"GPU-{at}", user="ann", shares=shares) for at, shares in enumerate((each, together, ())))
+    out = info(host=HostInfo(gpus, quotas=(("user", "ann", 4, None), ("user", "bob", 1, 2))))[1]
+    assert out.endswith(
+        "quota       user ann: 4 GPUs in use, no limit, of which 3 for shares of a GPU\nquota       user bob: 1 of 2 GPUs in use\n"
+    )
 
 
 def test_a_daemon_that_cannot_write_says_so(info):

@@ -589,6 +589,8 @@ def test_jobs_of_a_list_wait_as_the_command_line_says(daemon, say, tmp_path):
     )
     code, _, err = say("submit", "--on-reboot", "requeue", "--from", str(tmp_path / "list.jsonl"))
     assert (code, err[0]) == (125, "dockless: --on-reboot beside a job file")
+    code, _, err = say("submit", "--array", "3", "--from", str(tmp_path / "list.jsonl"))
+    assert (code, "submit the array alone" in err[1]) == (125, True)
     for number in (1, 2):
         options = stored(number).options
         assert options.held and (options.retries, options.retry_on) == (2, (75,))

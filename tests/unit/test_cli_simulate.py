@@ -421,6 +421,10 @@ def test_shares_of_gpus(say, tmp_path):
     trace.write_text("submitted,run,gpus,user,class,together\n" + 3 * "0,100,1,anna,memory=20G,a\n" + "0,100,1,ben,memory=20G,\n")
     _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
     assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 0.625)  # three on one GPU, which is theirs
+    hoppers = '0,100,1,anna,"H100,memory=20G",a\n'
+    trace.write_text(f"submitted,run,gpus,user,class,together\n{2 * hoppers}0,100,1,ben,A100,\n")
+    _, out, _ = say(str(trace), "--gpus", "A100:40G=1,H100:80G=1", "--json", "--config", str(settings))
+    assert longest_waits(out) == (0, {"anna": 0, "ben": 0}, 1)  # they have a GPU of their class
     trace.write_text("submitted,run,gpus,user,class\n0,100,2,anna,memory=30G\n0,100,1,anna,memory=30G\n")
     _, out, _ = say(str(trace), "--gpus", "H100:80G=2", "--json", "--config", str(settings))
     assert longest_waits(out)[:2] == (0, {"anna": 100})  # two are whole

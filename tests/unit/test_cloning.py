@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dockless._cloning import _OF_GPUS, file_of, with_options
-from dockless._jobfiles import keywords, make_gang_of, make_job_of, start_together
+from dockless._jobfiles import keywords, make_gang_of, make_job_of, order_of, start_together
 from dockless._options import make_spec
 from dockless._submitting import make_job
 from dockless.cli.parser import Namespace
@@ -108,7 +108,8 @@ def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
     waited = dataclasses.replace(job, hold=True, begin=1e9, after=("ok:12",), array_limit=4)
     assert again(waited) == job
     told = {field.name for field in dataclasses.fields(JobSpec) if getattr(waited, field.name) != getattr(JobSpec(), field.name)}
-    assert told == {field.name for field in dataclasses.fields(JobSpec)} - {"role", "min_failed", "min_succeeded", "ports"}
+    of_files = {"role", "min_failed", "min_succeeded", "ports", "reserve_cpus", "secrets"}
+    assert told == {field.name for field in dataclasses.fields(JobSpec)} - of_files
 
 
 GANG = """name = "g"
@@ -120,6 +121,7 @@ command = ["work"]
 gpus = 1
 min_failed = "never"
 min_succeeded = 2
+reserve_cpus = 1.5
 ports = { http = 2 }
 [roles.chief]
 command = ["lead"]
@@ -159,6 +161,25 @@ def test_jobs_that_no_file_can_say_are_not_cloned():
     for jobs in ([first, second], [first, other, first], [first, named], [first, limited]):
         with pytest.raises(BadInput, match="cannot be written in a file"):
             file_of(jobs)
+
+
+@pytest.mark.parametrize("roles", ["", "count = 2\n", "[roles.a]\n[roles.b]\nscript = 'true'\n"])
+def test_secrets_are_in_no_clone_and_its_job_has_them(roles):
+    text = f"""script = "curl -H '<% $secrets.token %>' x"\nenv = {{ A = "a", B = "<% $secrets.password %>!" }}\n{roles}"""
+    text += "[secrets]\ntoken = { env = 'HOME' }\npassword = 'hunter2'\n"
+    jobs = order_of(read(text, "job.toml", keywords=keywords()), "job.toml").jobs
+    file = file_of(jobs)
+    printed = toml(document(file))
+    assert "hunter2" not in printed and "DOCKLESS_COMMANDS" not in printed and "hunter2" not in repr((jobs, file))
+    assert "curl -H '<% $secrets.token %>' x" in printed and 'B = "<% $secrets.password %>!"' in printed
+    assert document(file)["secrets"] == {"token": {"env": "SECRET_TOKEN"}, "password": {"env": "SECRET_PASSWORD"}}
+    assert order_of(file, "job 12").jobs == jobs and with_options(file, {}, ()) == file
+    assert with_options(file, {"env": {"B": "new"}}, ()).secrets.keys() == {"token"}
+    assert not with_options(file, {"env": {"B": ""}}, ["x"]).secrets
+    if len(jobs) > 1:
+        other = dataclasses.replace(jobs[0], secrets=(("token", "x"), ("password", "other")))
+        with pytest.raises(BadInput, match="cannot be written in a file"):
+            file_of([other, *jobs[1:]])
 
 
 def test_what_only_python_can_say_is_told():

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
 from dockless._jobfiles import read_text as job_file_of
 from dockless.base import json_lines, toml_lines, yaml
+from dockless.base.records import plain
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sched.formats.templates import put_in
+from dockless.sched.jobs import options_of
 from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
@@ -318,11 +321,10 @@ def secret_job(command: str, value: str = 'it\'s "quoted" $HOME `id`\n') -> str:
 def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
-    spec = make_job_of(read_job_file(str(path)), "job.toml").spec
-    assert "hunter2" not in repr(spec) and "hunter2" not in " ".join(spec.argv)
-    import subprocess
-
-    subprocess.run(spec.argv, env=dict(spec.env) | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert "hunter2" not in repr(job) and "hunter2" not in str(plain(job.spec))
+    env = dict(put_in(job.spec.env, dict(job.secrets)))
+    subprocess.run(job.spec.argv, env=env | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "hunter2"
 
 
@@ -343,7 +345,17 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="the secret token has no value"):
         make_job_of(read_job_file(str(path)), "job.toml")
     monkeypatch.setenv("OUR_TOKEN", "x")
-    assert ("A", "x") in make_job_of(read_job_file(str(path)), "job.toml").spec.env
+    job = make_job_of(read_job_file(str(path)), "job.toml")
+    assert job.secrets == (("token", "x"),) and put_in(job.spec.env, dict(job.secrets)) == (("A", "x"),)
+
+
+def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
+    text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
+    a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
+    assert (a.secrets, b.secrets) == ((("x", "1"),), ()) and put_in(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
+    long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
+    with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
+        make_job_of(read_text(long, "job.toml"), "job.toml")
 
 
 # -- as jobs
@@ -437,6 +449,29 @@ def test_a_type_of_gpus_is_a_class(model, count, gpu_class):
     assert read_text(dlc, "a.params").roles[0].options.get("gpu_class", "") == gpu_class
 
 
+@pytest.mark.parametrize(
+    ("policy", "counts", "succeeded", "note"),
+    [
+        ("ChiefWorker", {"chief": 1, "ps": 2, "worker": 3}, {"chief": 1}, ""),
+        ("ChiefWorker", {"master": 1, "worker": 3}, {"master": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 1}, {"worker": 1}, ""),
+        ("ChiefWorker", {"ps": 2, "worker": 3}, {"worker": 3}, "the first worker does not decide alone"),
+        ("AllWorkers", {"ps": 2, "worker": 3}, {"worker": 3}, ""),
+        ("AllWorkers", {"worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "worker": 3}, {}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2}, {"chief": 1}, ""),
+        ("AllWorkers", {"chief": 1, "ps": 2, "worker": 3}, {"worker": 3}, "the chief ends with the workers"),
+        ("AllWorkers", {"ps": 2}, {}, ""),
+        ("", {"chief": 1, "ps": 2, "worker": 3}, {}, ""),
+    ],
+)
+def test_who_decides_that_a_job_of_dlc_has_succeeded(policy, counts, succeeded, note):
+    text = "".join(f"{name}_count={count}\n{name}_image=x\n" for name, count in counts.items())
+    file = read_text(f"kind=TFJob\ncommand=true\nsuccess_policy={policy}\n{text}", "a.params")
+    assert {role.name: role.min_succeeded for role in file.roles if role.min_succeeded} == succeeded
+    assert bool(note) == bool(file.notes) and note in " ".join(file.notes)
+
+
 ALONE = [
     ("a.yaml", "services:\n  web: {image: x, environment: {RANK: mine}}\n", "web", "mine"),
     ("a.params", "kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\n", "worker", "0"),
@@ -458,11 +493,68 @@ def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
     assert "MASTER_ADDR" not in dict(make_job_of(dataclasses.replace(file, roles=(host,)), name).spec.env)
 
 
+@pytest.mark.parametrize(
+    ("limit", "reserved", "cores", "memory"),
+    [
+        ("cpus: '0.5', memory: 50M", "cpus: '2.5', memory: 20M", 2500, 50 << 20),
+        ("cpus: 4", "cpus: 2, memory: 20M", 4000, 20 << 20),
+        ("pids: 9", "memory: 20M", 0, 20 << 20),
+        ("memory: 50M", "cpus: 0.25", 250, 50 << 20),
+    ],
+)
+def test_the_queue_counts_what_compose_reserves(limit, reserved, cores, memory):
+    text = f"services:\n  a:\n    image: x\n    deploy:\n      resources: {{limits: {{{limit}}}, reservations: {{{reserved}}}}}\n"
+    file = read_text(text, "a.yaml")
+    again = read_text(toml(document(file)), "again.toml")
+    (job,), (other,) = make_gang_of(file, "a.yaml"), make_gang_of(again, "again.toml")
+    assert job == other and not file.notes
+    found = options_of(job, "ann")
+    assert (found.millicores, found.memory) == (cores, memory)
+    assert job.spec.limits.cpu_max == (None if "cpus" not in limit else cores / 1000 if cores == 4000 else 0.5)
+
+
+def test_cores_that_are_reserved_stand_above_the_roles_or_in_one():
+    text = "script = 'true'\nreserve_cpus = 2\n[roles.a]\n[roles.b]\nreserve_cpus = 0.5\n"
+    assert [job.reserve_cpus for job in make_gang_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
+    assert all_told("script = 'x'\nreserve_cpus = 10000000", "job.toml") == ["job.toml:2: 1e+07 reserved cores are out of range"]
+
+
 def test_openpais_jobs_know_their_user_and_where_files_are():
     file = read_text(OPENPAI % ("", 0), "a.json")
     env = dict(make_job_of(file, "a.json").spec.env)
+    assert dict(make_job_of(read_text(toml(document(file)), "a.toml"), "a.toml").spec.env) == env  # once it is converted, too
     assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (getpass.getuser(), "file:///data")
+    assert env["PAI_OUTPUT_DIR"] == "file:///Output/a"
     assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("completion", "failed", "succeeded"),
+    [
+        ("", 1, 3),
+        ("completion: {minFailedInstances: -1, minSucceededInstances: -1}, ", None, None),
+        ("completion: {minFailedInstances: 2, minSucceededInstances: 1}, ", 2, 1),
+    ],
+)
+def test_when_a_job_of_openpai_has_ended(completion, failed, succeeded):
+    """What is not said of successes is the number of instances; -1: when all have ended."""
+    file = read_text(OPENPAI_2.replace("r: {", f"r: {{instances: 3, {completion}"), "a.yaml")
+    (role,) = file.roles
+    assert (role.min_failed, role.min_succeeded) == (failed, succeeded)
+    env = role.options["env"]
+    told = env["PAI_MIN_FAILED_TASK_COUNT_r"], env["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]
+    assert told == (str(failed or -1), str(succeeded or -1))
+    first = read_text(OPENPAI % ("", 0), "a.json").roles[0]
+    assert (first.min_failed, first.min_succeeded, first.options["env"]["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]) == (1, None, "-1")
+
+
+def test_parameters_stand_in_addresses_of_prerequisites():
+    text = OPENPAI_2.replace("uri: x}]", "uri: 'x:<% $parameters.tag %>'}, {type: data, name: d, uri: ['/data/<% $parameters.set %>']}]")
+    text = text.replace("r: {", "r: {data: d, ").replace('["true"]', '["ls <% $data.uri[0] %>"]')
+    (role,) = read_text(f"{text}parameters: {{tag: 7, set: cifar}}\n", "a.yaml").roles
+    assert (role.image, role.options["mounts"], role.command[2]) == ("x:7", ["/data/cifar:/data/cifar:ro"], "ls /data/cifar")
+    with pytest.raises(BadInput, match=r"a\.yaml:6: prerequisites\[0\]\.uri refers to \$parameters\.tag, which is no value"):
+        read_text(f"{text}parameters: {{set: cifar}}\n", "a.yaml")
 
 
 def test_what_real_files_of_openpai_say_beyond_the_schema():
@@ -763,3 +855,121 @@ def test_what_is_told_of_a_file_that_is_submitted_begins_with_what_is_wrong_with
     keys = {str(caught.value), *(note.partition(" (")[0] for note in getattr(caught.value, "__notes__", ()))}
     told = {line.partition(" (")[0] for line in all_told(text, name)}
     assert len(keys) <= len(told) and (name.endswith((".toml", ".json")) or len(keys) == len(told))
+
+
+INJECTED = [
+    ("compose.yaml", [
+        ("container_name: t", "contaner_name: t", "services.test.contaner_name is unknown"),
+        ("user: 1000", "working_dir: inside", "services.test: working directory 'inside' is not absolute"),
+        ("volumes:\n      - ./data:/data:ro", "volumes:\n      - ./data:data", "services.test: mount target 'data' is not"),
+        ("{soft: 1024, hard: 4096}", "{soft: 5, hard: 4}", "services.test: ulimits: nofile: the soft limit is above the hard one"),
+        ("interval: 5s", "interval: soon", "services.test: health.interval 'soon'"),
+        ("memory: 50M", "memory: 50Q", "services.test: memory '50Q'"),
+        ("count: 1", "count: -3", "services.test.deploy.resources.reservations.devices[0].count is -3"),
+    ]),
+    ("openpai-2-two-roles.yaml", [
+        ("name: horovod", "name: horovod\nretries: 3", "retries is unknown"),
+        ("minSucceededInstances: 1", "minSuceededInstances: 1", "taskRoles.master.completion.minSuceededInstances is unknown"),
+        ("    commands: [sleep 10", "    instances: none\n    commands: [sleep 10", "taskRoles.master.instances is 'none'"),
+        ("  worker:\n", "  work-er:\n", "taskRoles.work-er is no name of a role"),
+        ("taskRetryCount: 1", "taskRetryCount: x", "taskRoles.work-er.taskRetryCount is 'x'"),
+        ("dockerImage: official\n    resourcePerInstance: {cpu: 16, memoryMB: 16384, gpu: 4}\n    commands: [sleep inf",
+         "dockerImage: other\n    resourcePerInstance: {cpu: 16, memoryMB: 16384, gpu: 4}\n    commands: [sleep inf",
+         "taskRoles.work-er.dockerImage is 'other'"),
+    ]),
+    ("openpai-distributed.json", [
+        ("registry.example/pai.run.tensorflow", "No/Such:::", "'No/Such:::' is not an image reference"),
+        ('"codeDir"', '"codDir"', "codDir is unknown"),
+        ('"memoryMB": 8192', '"memoryMB": "8G"', "taskRoles[0].memoryMB is '8G'"),
+        ('"shmMB": 128', '"shmMB": 999999', "taskRoles[1].shmMB is 999999"),
+        ('"retryCount": 2', '"retryCount": 5000', "retries are out of range"),
+        ('"isDebug": true', '"=": true', "environment name '=' is empty"),
+    ]),
+    ("dlc-cluster.params", [
+        ("name=yourtaskname", f"name={'x' * 200}", f"name '{'x' * 40}' is too long"),
+        ("kind=PyTorchJob", "knd=PyTorchJob", "knd is unknown"),
+        ("worker_count=1", "worker_count=one", "worker_count 'one' cannot be read"),
+        ("worker_cpu=4", "cpu=0.0001", "cpus 0.0001: the kernel gives no less"),
+        ("worker_memory=4\n", "memory=much\n", "memory 'much' is no size"),
+        ("worker_image=registry.example:5000/eflops/pytorch:v1", "worker_image=No/Such:::", "'No/Such:::' is not an image reference"),
+    ]),
+    ("array.sbatch", [
+        ("-J night", "--tiem 3 --gpus=x", "--tiem is unknown"),
+        ("#SBATCH --array=1-9:2", "#SBATCH --array=0-300000", "array '300001' is"),
+        ("--requeue --hold", "--priority=9999999 --hlod", "priority 9999999 is out of range"),
+        ("afterok:1:2,singleton", "afterok:0-0", "--dependency 'afterok:0-0' cannot be read"),
+        ("/data:/data:ro", "/data:data", "mount target 'data' is not an absolute path"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), INJECTED, ids=[name for name, _ in INJECTED])
+def test_misspelt_keys_and_wrong_values_of_other_formats_are_told_at_once_with_their_lines(name, changes):
+    text = (FILES / name).read_text()
+    for old, new, _ in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    told = all_told(text, name)
+    for _, new, said in changes:
+        first, last = (text[:at].count("\n") + 1 for at in (text.index(new), text.index(new) + len(new)))
+        assert [line for line in told for number in range(first, last + 1) if line.startswith(f"{name}:{number}: {said}")], (said, told)
+    besides = ["--gpus 'x' cannot be read", "--hlod is unknown"] if name == "array.sbatch" else []
+    assert len(told) == len(changes) + len(besides) and all(any(one in line for line in told) for one in besides), told
+
+
+def test_what_stands_for_a_value_that_could_not_be_read_is_not_found_wrong(tmp_path):
+    """Nor what needs the value, of our own form, too."""
+    roles = '[roles."x y"]\nports = { "a b" = 0 }\nimage = []\n[roles.b]\ncount = "x"\npull = "never"\n'
+    told = all_told(f'script = "x"\ntime_limit = "q"\nwarn = "USR1@2m"\n{roles}', "a.toml")
+    assert [line.split(" ")[1] for line in told] == ["time_limit", *["roles.x"] * 3, "roles.b.count"], told
+    secrets = "protocolVersion: 2\nname: a\ntype: job\nprerequisites: [{type: dockerimage, name: i, uri: host}]\ntaskRoles:\n  r:\n"
+    told = all_told(
+        f"{secrets}    {{dockerImage: i, resourcePerInstance: {{cpu: 1, memoryMB: x, gpu: 0}}, commands: [<% $secrets.a %>]}}", "a.yaml"
+    )
+    assert [line.partition(" ")[2].partition(" ")[0] for line in told] == ["secrets", "taskRoles.r.resourcePerInstance.memoryMB"], told
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which there is not"),
+        ("hostname = '<% $secrets.a %>'", "a.toml:2: a secret stands where everybody on the host can read it"),
+        ("[secrets.c]\nenv = 'NOT_SET'", "a.toml:2: the secret c has no value"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_names_its_line(said, told, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (found,) = all_told(f"script = 'x'\n{said}\n[secrets]\na = 'b'\n", "a.toml")
+    assert found.startswith(told)
+
+
+def test_a_batch_scripts_line_ends_at_a_sign_of_comments_as_for_sbatch():
+    """Also within a word: that is told. get_argument() of Slurm's src/sbatch/opt.c"""
+    text = """#!/bin/sh
+#SBATCH -J '# no' --container-image="nvcr.io#nvidia/pytorch:24.01" --time=3 # 'time=4
+#SBATCH --container-workdir=/a\\#b --mem=1G#x --time=4
+"""
+    file = read_text(text, "a.sh")
+    (role,) = file.roles
+    assert (file.name, role.image, file.queue["time_limit"]) == ("# no", "nvcr.io/nvidia/pytorch:24.01", 180)
+    assert (role.options["memory"], role.options["workdir"]) == ("1G", "/a#b")
+    why = "the line ends there, as it does for sbatch: write it in quotes where it belongs to the value"
+    assert file.notes == (f"a.sh:3: '--mem=1G#': {why}",)
+    with pytest.raises(BadInput, match=r"a\.sh:2: a quote does not end"):
+        read_text("#!/bin/sh\n#SBATCH --mem='1G # x\n", "a.sh")
+
+
+def test_what_export_does_not_take_along_is_said_with_what_to_write():
+    notes = read_text("#!/bin/sh\n#SBATCH --export=ALL,HOME,A=1\n", "a.sh").notes
+    assert [note.partition(": write ")[2] for note in notes] == ["NAME=VALUE for each variable", "HOME=VALUE"]
+
+
+def test_the_second_of_two_roles_is_told_with_its_own_line():
+    """OpenPAI's roles of version 1 stand in a list."""
+    text = (
+        (FILES / "openpai-distributed.json")
+        .read_text()
+        .replace('"cpuNumber": 2, "memoryMB": 16384', '"cpuNumber": 9999999, "memoryMB": 16384')
+    )
+    (told,) = all_told(text, "a.json")
+    assert told.startswith("a.json:16: taskRoles[1]: cpus 1e+07"), told

@@ -46,14 +46,14 @@ def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
     assert [row.name for row in limits.KEYWORDS] == list(inspect.signature(Limits.parse).parameters)
 
 
-_OF_ROLES = ("role", "min_failed", "min_succeeded", "ports")
+_OF_ROLES = ("role", "min_failed", "min_succeeded", "ports", "reserve_cpus")
 
 
 def test_every_field_of_a_job_has_its_keyword():
-    """But its sandbox, whose keyword is gpus, and the limit of an array and the rules of a role, which Python does not queue; a warning
-    fills two."""
+    """But its sandbox, whose keyword is gpus, and the limit of an array, what is said of a role, and secrets, which Python does not queue;
+    a warning fills two."""
     named = set(keywords.QueueOptions.__annotations__) - {"warn"} | {"warn_signal", "warn_before"}
-    assert set(fields(JobSpec)) - named == {"spec", "gpus", "array_limit", *_OF_ROLES} and named <= set(fields(JobSpec))
+    assert set(fields(JobSpec)) - named == {"spec", "gpus", "array_limit", "secrets", *_OF_ROLES} and named <= set(fields(JobSpec))
     assert not keywords.Options.__annotations__.keys() & keywords.QueueOptions.__annotations__.keys()
 
 

@@ -129,10 +129,10 @@ def test_named_devices():
 
 def test_outside_gpus_are_left_alone_and_reserve_nothing():
     waiting = [WaitingJob(1, "a", 8), WaitingJob(2, "b", 2)]
-    decision = decide(QueueState(EIGHT, waiting, outside=on(7)), 0)
+    decision = decide(QueueState(EIGHT, waiting, unusable=on(7)), 0)
     assert list(started(decision)) == [2]
     assert decision.reason(waiting[0]).text.startswith("needs 8 GPUs, 5 free (1 in use outside dockless)")
-    decision = decide(QueueState(EIGHT, waiting, outside=on(6, 7), out_of_service=on(6, 7)), 0)
+    decision = decide(QueueState(EIGHT, waiting, unusable=on(6, 7), out_of_service=on(6, 7)), 0)
     assert decision.reason(waiting[0]).text == "needs 8 GPUs, 4 free"
 
 
@@ -325,7 +325,7 @@ def test_when_there_is_room_in_a_quota_again():
 def test_who_can_never_start_keeps_nothing_from_others():
     for quotas, devices, gpus in ((limits(users={"anna": 0}), frozenset(), 1), (limits(default=1), frozenset(), 2), (limits(), on(0), 1)):
         never, other = WaitingJob(1, "anna", gpus, devices=devices), WaitingJob(2, "bob", 1)
-        decision = decide(QueueState(EIGHT, [never, other], quotas=quotas, outside=on(0)), 0)
+        decision = decide(QueueState(EIGHT, [never, other], quotas=quotas, unusable=on(0)), 0)
         assert decision.reservations == [] and list(started(decision)) == [2]
 
 

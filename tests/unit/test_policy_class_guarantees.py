@@ -10,7 +10,7 @@ from support.plain_policy import decide_plainly, supplied
 from support.policy_states import CLASSES, GPUS, SLICES, guaranteed, play, state
 from support.quotas import limits
 
-from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, decide, order
+from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, _Pass, decide, order
 from dockless.sched.policy.quotas import ClassQuota, Quota, Quotas
 from dockless.sched.policy.state import Preemption, PreemptJob
 
@@ -147,6 +147,22 @@ def test_a_class_has_a_weight_of_its_own():
     assert given(*waiting, quotas=lab, usage=had | {"group one": 50.0}).starts[0].job == 1
 
 
+def test_those_to_whom_nothing_can_be_given_back_are_not_looked_at(monkeypatch):
+    """Of all whose guarantees are not used up the first keeps its place; of the others nobody is asked what each could take back."""
+    looks = []
+    look = _Pass.look
+    monkeypatch.setattr(_Pass, "look", lambda self, job: looks.append(job.id) or look(self, job))
+    users = [f"u{number}" for number in range(50)]
+    quotas = limits({user: Quota(guarantee=2, classes={"H100": ClassQuota(guarantee=1)}) for user in users} | {"dora": Quota(guarantee=4)})
+    waiting = [job(1 + number, 1 + number % 2, "H100" if number % 4 < 2 else "", users[number % 50]) for number in range(200)]
+    full = [has(7, "g0", "g1", "g2", "g3", user="dora", ends=50.0)]
+    decision = given(*waiting, running=full, quotas=quotas)
+    assert decision.preempts == [] and len(looks) <= 12
+    plain = decide_plainly(replace(HOST, waiting=waiting, running=full, quotas=quotas), 0.0)
+    assert (decision.starts, decision.preempts) == (plain.starts, plain.preempts)
+    assert all(decision.held(one) and decision.reason(one).code in ("resources", "guarantee", "reserved") for one in waiting)
+
+
 # -- in any state
 
 
@@ -181,7 +197,7 @@ def test_everybody_comes_to_an_end():
     again = 0
     for number in range(250):
         dice = random.Random(number)
-        now = guaranteed(replace(state(dice), running=(), outside=frozenset()), dice)
+        now = guaranteed(replace(state(dice), running=(), unusable=frozenset()), dice)
         now = replace(now, quotas=without_limits(now.quotas), preemption=Preemption(2.0, 1.0))
         capped = now.quotas.of("user", "anna").classes
         if "H100" in capped:
@@ -240,13 +256,13 @@ def first_has_its_own(now: QueueState) -> bool:
     have run for long enough, but for those whom the guarantee counts itself; unless that is too little, or as many others of the guarantee
     are free. Whether such a one had to be given back."""
     found, running, loose = decide(now, 0.0), [job for job in now.running if job.gpus], uncovered(now)
-    free = set(now.gpus) - now.outside - {gpu for job in running for gpu in job.gpus}
+    free = set(now.gpus) - now.unusable - {gpu for job in running for gpu in job.gpus}
     covering = {job.id: [pool for pool, count in pools(now, job, goal(now, job)) if held(now, running, *pool) + job.gpus <= count]
                 for job in now.waiting if job.gpus}  # fmt: skip
     first = min((job for job in now.waiting if covering.get(job.id)), key=order, default=None)
     if first is None:
         return False
-    may = goal(now, first) - now.outside
+    may = goal(now, first) - now.unusable
     if len(may & free) >= first.gpus:
         assert first.id in {start.job for start in found.starts}
         return False

@@ -105,7 +105,7 @@ def test_in_any_state():
         for start in found.starts:
             job = jobs[start.job]
             goal = job.devices or (now.classes[job.gpu_class] if job.gpu_class else set(now.gpus) - now.slices)
-            assert len(start.gpus) == job.gpus and set(start.gpus) <= set(goal) - now.outside, number
+            assert len(start.gpus) == job.gpus and set(start.gpus) <= set(goal) - now.unusable, number
             held.append((job.user, job.groups, frozenset(start.gpus), job.time_limit or None))
             starts += bool(job.gpu_class)
         assert all(_broken(now, held, *pool) <= _broken(now, before, *pool) for pool in _limits(now)), number
@@ -113,7 +113,7 @@ def test_in_any_state():
             job = jobs[place.job]
             if place.at is None or place.pool.startswith(("user", "group")) or " of " in place.pool or found._promised:
                 continue
-            goal = set(job.devices or (now.classes[job.gpu_class] if job.gpu_class else set(now.gpus) - now.slices)) - now.outside
+            goal = set(job.devices or (now.classes[job.gpu_class] if job.gpu_class else set(now.gpus) - now.slices)) - now.unusable
             late = {gpu for _, _, gpus, ends in held if ends is None or ends > place.at for gpu in gpus}
             assert len(goal - late) >= place.need, (number, place)
             kept += bool(job.gpu_class)

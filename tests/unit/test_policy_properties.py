@@ -99,7 +99,7 @@ def test_grants_are_sound(state):
     for start in decision.starts:
         job = by_id[start.job]
         assert len(start.gpus) == job.gpus
-        assert not set(start.gpus) & state.outside
+        assert not set(start.gpus) & state.unusable
         assert not job.devices or set(start.gpus) == job.devices
     used, limits = usage(state, decision.starts)
     assert all(used[pool] <= limit for pool, limit in limits.items())
@@ -161,7 +161,7 @@ def test_nothing_idle_without_a_reservation(state):
         return
     going = {start.job for start in decision.starts}
     after, _ = usage(state, decision.starts)
-    free = [g for g in state.gpus if g not in state.outside]
+    free = [g for g in state.gpus if g not in state.unusable]
     for holder in (*(j.gpus for j in state.running), *(s.gpus for s in decision.starts)):
         free = [g for g in free if g not in holder]
     for job in state.waiting:

@@ -127,7 +127,7 @@ def test_whoever_comes_first_gets_its_gpus_by_the_moment_said():
         for kept in decision.reservations:
             if (kept.pool == HOST or kept.pool.startswith(CLASS)) and kept.at is not None:
                 there = set(given.classes[kept.pool.removeprefix(CLASS)]) if kept.pool != HOST else set(given.gpus) - given.slices
-                free = {gpu for gpu in kept.devices or there if ends[gpu] <= kept.at} - given.outside
+                free = {gpu for gpu in kept.devices or there if ends[gpu] <= kept.at} - given.unusable
                 assert len(free) >= kept.need, number
                 looked += 1
     assert looked > 300

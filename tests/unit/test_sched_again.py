@@ -8,10 +8,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import engine, until, why_waits
+from support.stand_in import engine, plain, until, unwritable, why_waits
 
-from dockless.base.records import differences
-from dockless.errors import BadInput, LaunchFailed, Refused, SchedError
+from dockless.errors import BadInput, LaunchFailed, Refused
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
@@ -24,15 +23,7 @@ from dockless.sched.store import queries, queue
 from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-def plain(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 async def running_box(running, launcher, number, attempt):
@@ -323,15 +314,8 @@ def test_a_wish_that_cannot_be_written_ends_nothing(tmp_path, launcher):
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain()], None)
             box = await running_box(running, launcher, number, 1)
-            write = running.write
-
-            def refused(change):
-                raise SchedError("planted", subject="jobs.db")
-
-            running.write = refused
-            with pytest.raises(SchedError, match="planted"):
+            with unwritable(running):
                 await again.ask(running, number, "root", None, next_round)
-            running.write = write
             assert box.said == [] and running.entries[number].job.options.requeue == ""
             box.end(Exit(0, None))
             assert (await ended(running, number)).state is State.COMPLETED

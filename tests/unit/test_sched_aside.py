@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.stand_in import engine, until, why_waits
+from support.stand_in import engine, plain, until, unwritable, why_waits
 
-from dockless.base.records import differences
-from dockless.errors import BadInput, NotPermitted, Refused, SchedError, UnknownJob
+from dockless.errors import BadInput, NotPermitted, Refused, UnknownJob
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
@@ -23,10 +22,6 @@ from dockless.sched.store import queries
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False, account=True)
-
-
-def plain(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
 
 
 @asynccontextmanager
@@ -121,16 +116,9 @@ def test_a_hold_that_cannot_be_written_holds_nothing(tmp_path, launcher):
     async def play():
         async with serving(tmp_path, launcher) as running:
             first, second = await running.submit(ANN, [plain(), plain(begin=time.time() + 3600)], None)
-            write = running.write
-
-            def refused(change):
-                raise SchedError("planted", subject="jobs.db")
-
-            running.write = refused
-            with pytest.raises(SchedError, match="planted"):
+            with unwritable(running):
                 await holding.hold(running, second, ANN)
             assert why_waits(running, second).startswith("begins at ")
-            running.write = write
             await runs(running, first)
 
     asyncio.run(play())

@@ -5,29 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.stand_in import engine, until, why_waits
+from support.stand_in import engine, plain, until, unwritable, why_waits
 
-from dockless.base.records import differences
-from dockless.errors import BadInput, NotPermitted, SchedError, UnknownGpu
+from dockless.errors import BadInput, NotPermitted, UnknownGpu
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus.draining import drain, undrain
-from dockless.sched.jobs import JobSpec
 from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-def plain(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 async def runs(running, *numbers):
@@ -96,15 +85,8 @@ def test_who_may_drain_what(tmp_path, launcher):
                 await drain(running, ROOT, ["0", "7"], False, "")
             with pytest.raises(BadInput, match="too long or not printable"):
                 await drain(running, ROOT, ["0"], False, "a\nb")
-            write = running.write
-
-            def refused(change):
-                raise SchedError("planted", subject="jobs.db")
-
-            running.write = refused
-            with pytest.raises(SchedError, match="planted"):
+            with unwritable(running):
                 await drain(running, ROOT, ["0"], False, "")
-            running.write = write
             assert running.drained == {}
 
     asyncio.run(play())

@@ -9,38 +9,24 @@ import threading
 from dataclasses import replace
 
 import pytest
-from support.stand_in import DEADLINE, engine, until
+from support.stand_in import DEADLINE, engine, plain, until
 
-from dockless.base.records import differences
 from dockless.errors import BadInput, CommandNotFound, NotEnoughGpus, SandboxGone, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, outage, stopping
+from dockless.sched.engine import attempts, outage
 from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.admission import admitting
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.engine.lifecycle import ending, starting
-from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queries, schema
 
 ME = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-TRUE = Spec(argv=("true",))
-
-
-def plain(spec=TRUE, **fields):
-    return differences(JobSpec(spec, **fields))
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 async def started(running, launcher, *jobs, caller=ME):
@@ -168,7 +154,7 @@ def test_what_is_no_submit(tmp_path, launcher):
 
 
 def test_others_have_their_turn_while_many_jobs_are_looked_at(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(admitting, "AT_A_TIME", 2)
+    monkeypatch.setattr(admitting, "JOBS_A_TURN", 2)
     order = []
 
     async def others():

@@ -7,9 +7,8 @@ import threading
 import time
 
 import pytest
-from support.stand_in import DEADLINE, Box, check, engine, left_running, until
+from support.stand_in import DEADLINE, Box, check, engine, left_running, plain, until
 
-from dockless.base.records import differences
 from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
@@ -20,21 +19,13 @@ from dockless.sched.engine import attempts, outage, queue_state
 from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.lifecycle import ending
 from dockless.sched.engine.lifecycle.ending import OVERDUE
-from dockless.sched.jobs import Job, JobSpec
+from dockless.sched.jobs import Job
 from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import Lease, held
 from dockless.sched.store.queries import Live
 
 ME = Caller(0, "root", frozenset(), True)
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-def plain(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):

@@ -171,7 +171,7 @@ async def ended(running, numbers):
         ([plain()] * 257, "257 jobs cannot start together"),
         ([plain(), plain("")], "a job that starts together with others needs a role"),
         ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),
-        ([plain(gpus="class=whole"), plain(gpus="class=simulated")], "ask for GPUs of different classes"),
+        ([plain(gpus="class=whole"), plain(gpus="class=simulated")], "ask for GPUs of different classes: simulated and whole"),
         ([plain(gpus="2"), plain(gpus="1")], "the quota of user root is 2: this could never start"),
         ([plain(gpus="1"), *[plain()] * 4], "5 jobs start together, and user root may run 4 jobs at once: this could never start"),
         ([plain()] * 4, "4 jobs start together, and user root may run 3 jobs without GPUs at once: this could never start"),
@@ -720,6 +720,53 @@ def test_to_the_policy_those_with_shares_have_whole_gpus(tmp_path, launcher, mon
         seen = running.entries[numbers[0]].first.waiting
         assert (seen.gpus, seen.share) == (wanted, 0)
         await running.cancel(numbers[0], "root", None)
+
+    play(tmp_path, launcher, story, Config(share="user"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "places"),
+    [
+        (("class=H100,memory=20G", "class=H100,memory=10G"), [1, 1]),
+        (("class=H100,memory=20G", "class=H100", "class=H100,memory=10G"), [1, 0, 1]),
+        (("memory=60G", "memory=10G", "memory=10G"), [1, 1, 1]),
+        (("memory=70G", "memory=60G", "memory=10G"), [1, 2, 1]),
+        (("memory=60G", "memory=10G", "1"), [1, 1, 0]),
+    ],
+)
+def test_those_with_shares_have_gpus_of_their_class_that_are_large_enough(tmp_path, launcher, monkeypatch, gpus, places):
+    """Those of 40 GiB come first in the host's order."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x40G:A100+2x80G:H100")
+
+    async def story(running):
+        large = [unit.uuid for unit in running.gpus.gpus if unit.memory == 80 << 30]
+        numbers = await running.submit(ROOT, [plain(gpus=text) for text in gpus], None, gang=True)
+        assert [running.entries[number].job.options.shared_place for number in numbers] == places
+        seen = running.entries[numbers[0]].first.waiting
+        await until(lambda: all(running.entries[number].job.devices for number in numbers))
+        had = [running.entries[number].job.devices[0] for number in numbers]
+        assert set(had) <= set(large) and seen.gpus == len(set(had))
+        assert all((had[0] == one) == (place == 1) for one, place in zip(had, places, strict=True))
+        await running.cancel(numbers[0], "root", 0.0)
+
+    play(tmp_path, launcher, story, Config(share="user"))
+
+
+def test_one_alone_shares_its_gpu_as_a_job_of_its_own_does(tmp_path, launcher, monkeypatch):
+    """A role of one instance, and a job that asks for ports."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(running):
+        (one,) = await running.submit(ROOT, [plain(gpus="memory=30G", ports=("http:1",))], None, gang=True)
+        (other,) = await running.submit(ROOT, [differences(JobSpec(Spec(("true",)), gpus="memory=30G"))], None)
+        seen = running.entries[one].waiting
+        assert (seen.gpus, seen.share) == (1, 30 << 10)
+        await until(lambda: all(running.entries[number].job.devices for number in (one, other)))
+        assert running.entries[one].job.devices == running.entries[other].job.devices
+        there = queue_state.running(running)
+        assert [(job.share, job.part) for job in there] == [(30 << 10, 0.375)] * 2
+        for number in (one, other):
+            await running.cancel(number, "root", 0.0)
 
     play(tmp_path, launcher, story, Config(share="user"))
 

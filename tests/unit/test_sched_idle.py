@@ -132,6 +132,32 @@ def test_the_notice_is_as_long_as_it_says(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_those_that_share_a_gpu_with_each_other_use_it_together(tmp_path, monkeypatch, now):
+    """The first may wait for what the others compute."""
+    go = clock(monkeypatch)
+
+    async def story(desk):
+        gang = [JobSpec(Spec(argv=("true",)), gpus="memory=20G", role=role) for role in ("master", "worker")]
+        numbers = await desk(ANN, lambda queue: queue.submit_gang(gang))
+        for number in numbers:
+            await desk.runs(number)
+        entry = desk.engine.entries[numbers[0]]
+        await until(lambda: entry.pidfd >= 0)
+        now.write_text("busy 0 30\n")
+        await idle.look(desk.engine)
+        go(3600)
+        await idle.look(desk.engine)
+        assert entry.job.reason == ""
+        now.write_text("")
+        await idle.look(desk.engine)
+        go(3600)
+        await idle.look(desk.engine)
+        assert "unused for 1h" in entry.job.reason
+        await desk(ANN, lambda queue: queue.cancel(numbers[0], grace=0))
+
+    play(tmp_path, story, Config(share="user", idle_after=3600.0, idle_notice=600.0))
+
+
 def test_one_without_gpus_and_one_that_is_ending(tmp_path, monkeypatch):
     go = clock(monkeypatch)
 

@@ -6,18 +6,15 @@ import asyncio
 
 import pytest
 from support.quotas import limits
-from support.stand_in import StandIn, engine, until
+from support.stand_in import StandIn, engine, plain, until
 
-from dockless.base.records import differences
 from dockless.errors import SchedError
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
 from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import outage, queue_state, stopping
+from dockless.sched.engine import outage, queue_state
 from dockless.sched.engine.lifecycle import preempting
-from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import ClassQuota, Quota
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queries, queue
@@ -25,16 +22,7 @@ from dockless.sched.store import queries, queue
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)
 CONFIG = Config(limits({"ann": Quota(guarantee=1)}), preemption=Preemption(0.0, 3600.0))
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-def job(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 async def running_again(running, launcher, number, attempt):
@@ -44,10 +32,10 @@ async def running_again(running, launcher, number, attempt):
 
 async def borrowed(running, launcher, **fields):
     """A job on all GPUs, and one of another user's with a guarantee of one of them, for which it has been told to end."""
-    (wide,) = await running.submit(ROOT, [job(gpus="2", **fields)], None)
+    (wide,) = await running.submit(ROOT, [plain(gpus="2", **fields)], None)
     box = await running_again(running, launcher, wide, 1)
     box.send_stop = lambda: box.said.append("stop")
-    (small,) = await running.submit(ANN, [job(gpus="1")], None)
+    (small,) = await running.submit(ANN, [plain(gpus="1")], None)
     await until(lambda: box.said)
     return wide, small, box
 
@@ -67,10 +55,10 @@ def test_a_guarantee_of_a_class(tmp_path, monkeypatch):
         async with engine(tmp_path, launcher, config) as running:
             boxes = []
             for _ in range(2):
-                (number,) = await running.submit(ROOT, [job(gpus="class=H100")], None)
+                (number,) = await running.submit(ROOT, [plain(gpus="class=H100")], None)
                 boxes.append(await running_again(running, launcher, number, 1))
                 boxes[-1].send_stop = lambda box=boxes[-1]: box.said.append("stop")
-            (small,) = await running.submit(ANN, [job(gpus="class=H100")], None)
+            (small,) = await running.submit(ANN, [plain(gpus="class=H100")], None)
             await until(lambda: boxes[1].said)
             assert boxes[0].said == []
             reason = running.decision.reason(running.entries[small].waiting)
@@ -127,7 +115,7 @@ def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch)
     async def play():
         nonlocal written
         async with engine(tmp_path, launcher, CONFIG) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             box = await running_again(running, launcher, wide, 1)
             box.send_stop = lambda: box.said.append("stop")
             entry = running.entries[wide]
@@ -135,7 +123,7 @@ def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch)
                 written = running.write
                 patch.setattr(running, "write", write)
                 patch.setattr(outage, "_touch", full)
-                (small,) = await running.submit(ANN, [job(gpus="1")], None)
+                (small,) = await running.submit(ANN, [plain(gpus="1")], None)
                 await until(lambda: "disk is full" in running.outage.text)
                 await until(lambda: entry.stop_by is None)
                 assert entry.job.options.preempted_by == 0 and not running._kicked
@@ -152,10 +140,10 @@ def test_its_own_signal_and_the_end_of_its_grace(tmp_path):
     async def play():
         config = Config(CONFIG.quotas, preemption=Preemption(0.0, 0.0), preempt_signal=10)
         async with engine(tmp_path, launcher, config) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             box = await running_again(running, launcher, wide, 1)
             box.on_kill = lambda: box.end(Exit(None, 9))
-            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            (small,) = await running.submit(ANN, [plain(gpus="1")], None)
             await running_again(running, launcher, small, 1)
             assert box.said[:2] == ["signal 10", "kill"] and tries(running, wide) == [("ENDED", f"preempted for job {small}")]
 
@@ -188,10 +176,10 @@ def test_a_daemon_that_comes_back_goes_on_with_it(tmp_path):
 
     async def first(monkeypatch):
         async with engine(tmp_path, launcher, CONFIG) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             box = await running_again(running, launcher, wide, 1)
             monkeypatch.setattr(preempting, "go_on", lambda *_: None)
-            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            (small,) = await running.submit(ANN, [plain(gpus="1")], None)
             await until(lambda: queries.job(running.reader, wide).options.preempted_by == small)
             assert not box.said
             return wide, small, box
@@ -211,9 +199,9 @@ def test_nobody_gives_back_where_nothing_is_guaranteed(tmp_path):
 
     async def play():
         async with engine(tmp_path, launcher, Config(preemption=Preemption(0.0, 0.0))) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             box = await running_again(running, launcher, wide, 1)
-            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            (small,) = await running.submit(ANN, [plain(gpus="1")], None)
             await until(lambda: running.decision is not None and running.decision.held(running.entries[small].waiting))
             assert box.said == [] and running.decision.preempts == []
 
@@ -227,7 +215,7 @@ def test_a_fair_order_knows_what_was_before(tmp_path):
 
     async def first():
         async with engine(tmp_path, launcher, config) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
             await until(lambda: not running.entries)
             found = queue_state.state(running).usage
@@ -237,10 +225,10 @@ def test_a_fair_order_knows_what_was_before(tmp_path):
     async def second(before):
         async with engine(tmp_path, launcher, config) as running:
             assert abs(queue_state.state(running).usage["user root"] - before) < 1.0
-            blocker = await running.submit(ROOT, [job(gpus="2")], None)
+            blocker = await running.submit(ROOT, [plain(gpus="2")], None)
             box = await running_again(running, launcher, blocker[0], 1)
-            (mine,) = await running.submit(ROOT, [job(gpus="2")], None)
-            (theirs,) = await running.submit(ANN, [job(gpus="2")], None)
+            (mine,) = await running.submit(ROOT, [plain(gpus="2")], None)
+            (theirs,) = await running.submit(ANN, [plain(gpus="2")], None)
             box.end(Exit(0, None))
             await running_again(running, launcher, theirs, 1)
             assert running.entries[mine].job.state is State.PENDING
@@ -255,7 +243,7 @@ def test_settings_that_are_read_again_forget_nothing_of_a_fair_order(tmp_path):
 
     async def play():
         async with engine(tmp_path, launcher, Config(order="fair")) as running:
-            (number,) = await running.submit(ROOT, [job(gpus="1")], None)
+            (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
             box = await running_again(running, launcher, number, 1)
             assert queue_state.state(running).usage
             box.end(Exit(0, None))
@@ -277,7 +265,7 @@ def test_a_fair_order_forgets_by_and_by(tmp_path):
 
     async def first():
         async with engine(tmp_path, launcher, config) as running:
-            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
             (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
             await until(lambda: not running.entries)
             await running.write(lambda db: db.execute("UPDATE attempts SET started = ended - 3600 - 100, ended = ended - 3600"))

@@ -263,7 +263,11 @@ def test_a_filter_means_the_same_of_ended_jobs_and_of_others(db, wanted):
 def test_whose_jobs_and_which_sandboxes(db):
     queue.insert(db, [new_job(uid=7), new_job(uid=8), new_job(uid=9)], False, 1.0)
     start(db, 2)
-    assert queries.owners(db) == {1: 7, 2: 8, 3: 9} and queries.owners(db, [3, 1, 44]) == {1: 7, 3: 9} and queries.owners(db, []) == {}
+    assert (
+        queries.owners(db, [1, 2, 3]) == {1: 7, 2: 8, 3: 9}
+        and queries.owners(db, [3, 1, 44]) == {1: 7, 3: 9}
+        and queries.owners(db, []) == {}
+    )
     assert queries.has_sandbox(db, "job-2-1") and not queries.has_sandbox(db, "job-1-1")
 
 

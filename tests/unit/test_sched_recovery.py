@@ -10,18 +10,16 @@ from dataclasses import replace
 from operator import attrgetter
 
 import pytest
-from support.stand_in import StandIn, engine, left_running, until
+from support.stand_in import StandIn, engine, left_running, plain, until
 
-from dockless.base.records import differences
 from dockless.cgroups import Limits
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import stopping
 from dockless.sched.engine.gpus import draining
-from dockless.sched.jobs import Filter, JobOptions, JobSpec
+from dockless.sched.jobs import Filter, JobOptions
 from dockless.sched.store import queries, queue, schema
 from dockless.sched.store.lease import held
 from dockless.sched.wire.answers import Answers
@@ -31,16 +29,7 @@ REBOOTED = "the host was rebooted while it ran"
 KILLED = "its keeper was killed"
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False, account=True)
-
-
-def plain(**fields):
-    return differences(JobSpec(**{"spec": Spec(argv=("true",)), **fields}))
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +218,7 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
         def places(running):
             aside = running.aside
             counts = running.per_user.jobs, running.per_user.size, running.per_user._of_spec
-            arrays = {number: (array.inside, array.outside) for number, array in aside._arrays.items()}
+            arrays = {number: (array.inside, array.limited) for number, array in aside._arrays.items()}
             return [[job.id for job in running.waiting], aside.kept, aside._named, arrays, counts, aside._waited_for]
 
         async def listing(running):
@@ -267,6 +256,23 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
             assert first not in running.entries and first not in [job.id for job in running.waiting]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_what_was_cancelled_as_it_waited_is_made_whole_at_once(tmp_path, others):
+    """Alone, and among others."""
+    db = schema.open_queue(tmp_path / "jobs.db")
+    one = queue.NewJob(0, "root", "", "", "host", "true", "3", 3, (), (), 0, 0.0, "fail", "{}", JobOptions())
+    queue.insert(db, [one] * (1 + others), False, 1.0)
+    db.execute("UPDATE jobs SET cancelled=1 WHERE id=1")
+    db.close()
+
+    async def play():
+        async with engine(tmp_path, StandIn(tmp_path)) as running:
+            assert [number for number in running.entries if not running.entries.is_outline(number)] == [1]
+            assert len(running.entries) == 1 + others and running.entries[1].cancelled
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("rule", [{"retry_at": 4e9}, {"requeue": "asked"}, {"preempted_by": 7}])

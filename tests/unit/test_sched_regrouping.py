@@ -19,11 +19,7 @@ from dockless.sched.policy.quotas import Quota
 ROOT = Caller(0, "root", frozenset(), True)
 OF_TWO = Config(limits(groups={"vision": Quota(1, jobs=2)}), {"vision": ("root",)}, cpu_jobs=3)
 OF_OTHERS = Config(limits(groups={"vision": 1}), {"vision": ("ann",)})
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def plain(gpus: str = "1", **how) -> dict:

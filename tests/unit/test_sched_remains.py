@@ -8,32 +8,24 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import DEADLINE, Box, engine, until
+from support.stand_in import DEADLINE, Box, engine, plain, until
 
-from dockless.base.records import differences
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
 from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import stopping
 from dockless.sched.engine.lifecycle import remains
-from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queries
 
 ME = Caller(0, "root", frozenset(), True)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 async def run(running, launcher):
     """A job that runs: its number and its sandbox."""
-    (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
+    (number,) = await running.submit(ME, [plain()], None)
     await until(lambda: running.entries[number].pidfd >= 0)
     return number, launcher.boxes[running.name(number, 1)]
 
@@ -201,7 +193,7 @@ def test_one_that_is_just_being_launched_is_found_by_its_name(tmp_path, launcher
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
+            (number,) = await running.submit(ME, [plain()], None)
             try:
                 await until(lambda: launcher.boxes)
                 (box,) = launcher.boxes.values()
@@ -229,7 +221,7 @@ def test_one_that_is_nowhere_yet_is_not_killed(tmp_path, launcher, monkeypatch, 
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
+            (number,) = await running.submit(ME, [plain()], None)
             try:
                 await until(asked.is_set)
                 await running.cancel(number, "root", 0.0)

@@ -27,11 +27,7 @@ from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.picture import Picture
 
 ME = Caller(0, "root", frozenset(), True)
-
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def asking(gpus: str = "", **limits) -> JobSpec:
@@ -69,6 +65,27 @@ def test_jobs_that_ask_too_much_together_run_one_after_the_other(tmp_path, launc
             assert headline(top) == "2 of 2 GPUs free, 2.5 of 4 cores, 1 MiB of 16 GiB memory, 2 jobs running, 1 waiting"
             running.configure(replace(config, cores=5))
             await until(lambda: states(running) == [State.RUNNING] * 3)
+
+    asyncio.run(play())
+
+
+def test_what_is_reserved_counts_and_limits_nothing(tmp_path, launcher):
+    """``reserve_cpus`` and the memory that the kernel keeps, where they are more than the limits."""
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(cores=4, memory=16 << 30)) as running:
+            jobs = [replace(asking(cpu_max=1), reserve_cpus=2.5), replace(asking(), reserve_cpus=1.6), asking(memory_low=16 << 30)]
+            await running.submit(ME, [differences(job) for job in jobs], None)
+            await until(lambda: states(running) == [State.RUNNING, State.PENDING, State.RUNNING])
+            (first,) = (box for box in launcher.boxes.values() if box.id.startswith("job-1-"))
+            assert first.spec.limits.cpu_max == 1
+            assert Answers(running).info().cores_used == 2.5
+            for job, wrong in (
+                (replace(asking(), reserve_cpus=4.1), "needs 4.1 cores, and this host has 4 for such a job: this could never start"),
+                (asking(memory_min=17 << 30), "needs 17 GiB of memory, and this host has 16 GiB for such a job: this could never start"),
+            ):
+                with pytest.raises(Refused, match=wrong):
+                    await running.submit(ME, [differences(job)], None)
 
     asyncio.run(play())
 

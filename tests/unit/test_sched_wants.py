@@ -7,31 +7,23 @@ import errno
 import os
 
 import pytest
-from support.stand_in import Box, engine, until
+from support.stand_in import Box, engine, plain, until
 
-from dockless.base.records import differences
 from dockless.errors import LaunchFailed, Unwritable
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import outage, stopping, wants
+from dockless.sched.engine import outage, wants
 from dockless.sched.engine.lifecycle import ending, housekeeping, starting
-from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queries
 
 ME = Caller(0, "root", frozenset(), True)
+pytestmark = pytest.mark.usefixtures("two_gpus", "killed_again_soon")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+def _again_at_once(monkeypatch):
     monkeypatch.setattr(wants, "AGAIN", 0.001)
-    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-def plain(**fields):
-    return differences(JobSpec(Spec(argv=("true",)), **fields))
 
 
 def failed(index: int, code: int) -> LaunchFailed:

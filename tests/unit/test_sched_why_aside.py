@@ -12,10 +12,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.wire import outlook
 
-
-@pytest.fixture(autouse=True)
-def _gpus(monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def job(**fields) -> JobSpec:

@@ -77,6 +77,7 @@ cores = 30
 memory = "100G"
 cores_per_gpu = 2
 numa = "near"
+own_cores = "no"
 memory_per_gpu = "8G"
 cores_per_job = 1
 memory_per_job = "1G"
@@ -166,6 +167,7 @@ def test_every_setting_is_read(home):
         "host.memory": 100 << 30,
         "host.cores_per_gpu": 2,
         "host.numa": "near",
+        "host.own_cores": "no",
         "host.memory_per_gpu": 8 << 30,
         "host.cores_per_job": 1,
         "host.memory_per_job": 1 << 30,
@@ -425,6 +427,13 @@ def test_groups_of_the_file_need_no_group_of_the_system(home):
 
 def test_without_a_file_no_name_is_unknown(home):
     assert settings.unknown_names() == []
+
+
+def test_processors_are_chosen_in_one_way():
+    error = refused('[host]\nnuma = "near"\nown_cores = "yes"\n')
+    assert f"{paths.config_file()}:3: host.own_cores is for numa = \"any\", and host.numa is 'near'" in str(error)
+    written('[host]\nown_cores = "yes"\n')
+    assert settings.load()["host.own_cores"] == "yes"
 
 
 def test_more_output_by_default_than_a_job_may_ask_for():

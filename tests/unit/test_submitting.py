@@ -52,6 +52,6 @@ def test_all_of_them_and_gpus():
 
 
 def test_every_field_of_a_job_can_be_asked_for():
-    """The limit of an array is asked for with the array; roles of jobs that start together are those of a file."""
-    elsewhere = {"spec", "gpus", "array_limit", "role", "min_failed", "min_succeeded", "ports"}
+    """The limit of an array is asked for with the array; roles of jobs that start together, cores and secrets are of a file."""
+    elsewhere = {"spec", "gpus", "array_limit", "role", "min_failed", "min_succeeded", "ports", "reserve_cpus", "secrets"}
     assert {field.name for field in dataclasses.fields(JobSpec)} == elsewhere | set(fields(dict(ASKED)))

@@ -113,6 +113,11 @@ if [ -d "$shared/images" ]; then # sample images and hostile tars, where this ch
   mkdir "$payload/shared"
   for folder in images corpus; do [ ! -d "$shared/$folder" ] || cp -r --no-preserve=mode "$shared/$folder" "$payload/shared/"; done
 fi
+drivers=${XDG_CACHE_HOME:-$HOME/.cache}/dockless-tests # NVIDIA's control daemon, where a test of this machine's has fetched it
+if [ -d "$drivers/nvidia-mps" ]; then
+  mkdir "$payload/drivers"
+  cp -a "$drivers/nvidia-mps" "$payload/drivers/"
+fi
 cp "$here/guest-tests" "$here/guest-systemd" "$payload/"
 find "$payload/tests" "$payload/examples" -name __pycache__ -prune -exec rm -rf {} +
 # Compiled here, where that is fast, if this Python is of the guest's version; it looks for another's files in vain.

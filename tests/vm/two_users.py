@@ -2,7 +2,8 @@
 
 His job counts in a loop, alone and beside each of her jobs, in turns. Two figures of each, medians of the rounds: what it has counted, and
 the processor time that it got, which an emulated machine that shares its host's processors tells better. With them the processors in
-use meanwhile, by him and by her with her keepers: what is left is idle, the daemon's, or that of the kernel's own threads.
+use meanwhile, by him and by her with her keepers: what is left is idle, the daemon's, or that of the kernel's own threads. The last
+rows are of a daemon whose settings give his whole core to him alone.
 """
 
 from __future__ import annotations
@@ -100,10 +101,14 @@ def main() -> None:
     home.chmod(0o755)
     daemon = DaemonProcess(home).start()
     his = Counter(submitted(daemon, BEN, ("python3", "-c", COUNTS), Limits(cpu_max=1.0, memory_max=64 << 20)))
-    cases = {name: {name: hog} for name, hog in HOGS.items()} | {"all four": HOGS}
+    together = {"all four": HOGS}
+    cases = {name: {name: hog} for name, hog in HOGS.items()} | together
     print(f"two users: his job, one core, beside hers; medians of {ROUNDS} pairs of {WINDOW:g} s")
-    for cores in (None, 0.25):
-        for name, hogs in cases.items():
+    for own_cores, cores, hers_of in (("no", None, cases), ("no", 0.25, cases), ("yes", None, together), ("yes", 0.25, together)):
+        (home / "dockless.toml").write_text(f'[host]\nown_cores = "{own_cores}"\n')
+        with daemon.client() as queue:
+            queue.reload()
+        for name, hogs in hers_of.items():
             pairs = []
             for _ in range(ROUNDS):
                 alone = his.window()
@@ -117,6 +122,8 @@ def main() -> None:
             speed, share = (median(beside[at] / alone[at] for alone, beside in pairs) for at in (0, 1))
             named = "no cores named" if cores is None else f"{cores:g} of a core each"
             in_use = [median(beside[at] for _, beside in pairs) for at in (1, 2)]
+            if own_cores == "yes":
+                named += ", own_cores"
             print(f"two users: {name}, {named}: counted {speed:.0%}, processor time {share:.0%}", end="")
             print(f" (processors in use: {in_use[0]:.2f} his, {in_use[1]:.2f} hers)", flush=True)
     daemon.end()

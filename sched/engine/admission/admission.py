@@ -268,3 +268,9 @@ class Admission:
             # The launch will ask a user's systemd for a place of her own; asked here first, the answer is the same for both.
             for error in unavailable(job.spec.limits, find_delegation()):
                 raise error
+        if job.spec.limits.cpuset_cpus is not None and self.config.has_own_cores:
+            raise Refused(
+                "a job cannot choose its processors on this host, which sets some aside for each user (host.own_cores)",
+                subject="cpuset",
+                hint="leave --cpuset-cpus out; --cpus says how many it needs",
+            )

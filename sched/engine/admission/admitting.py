@@ -21,7 +21,7 @@ from dockless.sched.store.queue import NewJob
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
 
-AT_A_TIME = 50
+JOBS_A_TURN = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 
 
@@ -65,7 +65,7 @@ async def of_list(
     same submit, of ``count``, have been here."""
     new, refusals = dict[int, NewJob](), dict[int, DocklessError]()
     for index, plain in enumerate(specs):
-        if index % AT_A_TIME == AT_A_TIME - 1:
+        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
             await turn()
         try:
             job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
@@ -90,7 +90,7 @@ async def of_list(
 async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
-        if index % AT_A_TIME == AT_A_TIME - 1:
+        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
             await turn()
         try:
             asked = read(JobSpec, plain, "job")
@@ -101,7 +101,7 @@ async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Call
             if len(specs) > 1:
                 error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
             raise
-    new = gang_admission.admitted(engine, caller, new)
+    new = gang_admission.as_gang(engine, caller, new)
     never = await refused(engine, caller, {name for job in new for name in job.options.after}, turn)
     for refusal in never.values():
         raise refusal

@@ -9,6 +9,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, Refused
 from dockless.sched import roles
 from dockless.sched.callers import Caller
+from dockless.sched.engine.gpus import seats
 from dockless.sched.engine.lifecycle import gangs
 from dockless.sched.jobs import MAX_MEMBERS, JobOptions
 from dockless.sched.parsing import MAX_PORTS
@@ -30,7 +31,7 @@ def check_network(spec: Spec) -> None:
     check_shared_network(spec)
 
 
-def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
+def as_gang(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
     """They can start together, and what they are to each other. ``BadInput``, ``NotEnoughGpus``, ``Refused``"""
     if len(new) > MAX_MEMBERS:
         raise BadInput(f"{len(new)} jobs cannot start together", subject="role", hint=f"at most {MAX_MEMBERS} can")
@@ -38,7 +39,8 @@ def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJ
         raise BadInput("a job that starts together with others needs a role", subject="role", hint="give each its role")
     if sum(map(roles.count_ports, (job.options for job in new))) > MAX_PORTS + len(new):
         raise BadInput("the ports of all roles are too many", subject="ports", hint=f"jobs that start together have at most {MAX_PORTS}")
-    new = _seated(new, min(engine.gpus.shareable.values(), default=0)) if any(job.options.gpu_share for job in new) else new
+    if len(new) > 1 and any(job.options.gpu_share for job in new):
+        new = _seated(engine, new)
     _check_gpus(engine, caller, new)
     found: list[NewJob] = []
     counts: dict[str, int] = {}
@@ -50,30 +52,17 @@ def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJ
     return found
 
 
-def seats(shares: Sequence[int], capacity: int) -> list[int]:
-    """On which of their GPUs each has its share: 1 for the first, 0 where it has none. All 0 where no two fit on one. As ``_seated``."""
-    left: list[int] = []
-    places = []
-    for share in shares:
-        at = next((at for at, room in enumerate(left) if share <= room), len(left))
-        if share and at == len(left):
-            left.append(capacity)
-        if share:
-            left[at] -= share
-        places.append(at + 1 if share else 0)
-    return places if len(left) < sum(1 for place in places if place) else [0] * len(places)
-
-
-def _seated(new: Sequence[NewJob], capacity: int) -> list[NewJob]:
-    """Those that ask for some memory of a GPU share GPUs with each other, each the first that has room for it; nobody else is there.
-    ``capacity``: the MiB of a GPU. Where no two fit on one each has its own."""
-    places = seats([job.options.gpu_share for job in new], capacity)
+def _seated(engine: Engine, new: Sequence[NewJob]) -> list[NewJob]:
+    """Those that ask for some memory of a GPU share GPUs with each other, see ``seats``. All of them then have GPUs of one class."""
+    places, gpu_class = seats.seated([(job.options.gpu_share, job.options.gpu_class) for job in new], engine.gpus.room)
     if not any(places):
         return [replace(job, options=replace(job.options, gpu_share=0)) for job in new]
-    return [
-        replace(job, options=replace(job.options, shared_place=place, gpu_class="" if place else job.options.gpu_class))
-        for job, place in zip(new, places, strict=True)
-    ]
+    found = []
+    for job, place in zip(new, places, strict=True):
+        any_whole = bool(job.gpu_count) and not job.options.gpu_class
+        of = gpu_class if place or any_whole else job.options.gpu_class
+        found.append(replace(job, options=replace(job.options, shared_place=place, gpu_class=of)))
+    return found
 
 
 def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
@@ -87,8 +76,9 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
         raise BadInput("some of the jobs that start together name their GPUs, others do not", subject="gpus", hint=hint)
     classes = {job.options.gpu_class for job in new if job.gpu_count}
     if len(classes) > 1:
-        hint = "ask for GPUs of one class in all roles"
-        raise BadInput("the jobs that start together ask for GPUs of different classes", subject="gpus", hint=hint)
+        found = " and ".join(one or "any" for one in sorted(classes)[:2])
+        hint = "ask for GPUs of one class, with the same memory, in all roles"
+        raise BadInput(f"the jobs that start together ask for GPUs of different classes: {found}", subject="gpus", hint=hint)
     wanted = next(iter(classes), "")
     there = len(engine.gpus.may_have(wanted))
     if total > there and not named:
@@ -97,5 +87,6 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
     engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups, len(new))
     cores = sum(gangs.counts_for(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
     memory = sum(gangs.counts_for(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)
-    options = replace(new[0].options, gpu_class=wanted, gpu_share=0, millicores=cores, memory=memory)
+    share = new[0].options.gpu_share if len(new) == 1 else 0
+    options = replace(new[0].options, gpu_class=wanted, gpu_share=share, millicores=cores, memory=memory)
     engine.admission.check_supplies(options, total, tuple(named))

@@ -42,7 +42,9 @@ class PerUser:
         """Jobs that wait for no others. ``keys``: the same for those that share a spec; ``sizes``: of specs by their number."""
         uids = [*uids]
         self.jobs.update(uids)
-        new = {key: (uid, spec) for uid, key, spec in zip(uids, keys, specs, strict=True) if key not in self._of_spec}
+        new = dict(zip(keys, zip(uids, specs, strict=True), strict=True))
+        for key in self._of_spec.keys() & new.keys():
+            del new[key]
         self._of_spec.update(keys)
         size = sizes({spec for _, spec in new.values()})
         for uid, spec in new.values():

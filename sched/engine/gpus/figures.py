@@ -46,7 +46,8 @@ class Figures:
     programs: tuple[Program, ...]
 
     def busy(self, job: int, alone: bool) -> float | None:
-        """What ``job`` computes there, 0 to 1, None where that is not told. ``alone``: nobody else has the GPU."""
+        """The share of time in which ``job`` computes on this GPU, 0 to 1; None where the driver does not say. ``alone``: nobody else has
+        the GPU."""
         if alone:
             return self.reading.busy
         told = [program.busy for program in self.programs if program.job == job]

@@ -43,8 +43,8 @@ MOST_CLASSES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What others lease. ``whole``: GPUs, and the user ids of who has them; ``shares``: those of one user of a GPU as one; ``out``: GPUs
-    that another daemon of root's keeps out of service, and why."""
+    """Leases that are not this daemon's. ``whole``: GPUs that are leased whole, and the user ids of their holders; ``shares``: shares of
+    GPUs, all that one user has of a GPU as one; ``out``: GPUs that another daemon of root's keeps out of service, and why."""
 
     whole: Mapping[str, int] = field(default_factory=dict)
     shares: Sequence[Share] = ()
@@ -54,8 +54,8 @@ class Elsewhere:
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
-    some number of GPUs. ``changed``: called when more or fewer may be usable than at the last look. ``reasons``: why this daemon has
-    those out of service that it has; ``settle`` is called when they change. ``ours``: the GPUs that our jobs have, and their shares as
+    some number of GPUs. ``changed``: called when more or fewer may be usable than at the last look; ``settle``: when ``reasons`` may
+    have changed. ``ours``: the GPUs that our jobs have, and their shares as
     ``sharing.leased``, None where jobs share none."""
 
     def __init__(self) -> None:
@@ -86,7 +86,6 @@ class HostGpus:
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
         self._theirs: Mapping[str, str] = {}
-        self.reasons: Mapping[str, str] = {unit.uuid: unit.trouble for unit in self._seen if unit.trouble}
         self.kept_out = KeptOut()
         self.settle: Callable[[], None] = lambda: None
         self._list(self._seen)
@@ -246,8 +245,11 @@ class HostGpus:
         share = -(-request.memory >> 20)
         if not share or request.count != 1:
             return 0
-        whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.not_whole]
-        return share if share <= min(whole, default=0) else 0
+        return share if share <= min(self.room(self.class_of(text)), default=0) else 0
+
+    def room(self, gpu_class: str) -> list[int]:
+        """The MiB of each whole GPU of that class that several jobs can have together."""
+        return [self.shareable.get(uuid, 0) for uuid in self.may_have(gpu_class) if uuid not in self.not_whole]
 
     def memory_of(self, text: str) -> int:
         """The bytes that each GPU of such a wish has at least; 0 where it does not say."""
@@ -286,8 +288,7 @@ class HostGpus:
                 await asyncio.shield(one)  # who asked may go away, and others wait for it, too
 
     async def see_leases(self) -> None:
-        """Read again what others lease, by a look that begins after this was asked for. Where that takes too long, what was read last holds
-        on."""
+        """Read again what others lease. The reading begins after this call; where it takes too long, the result of the last one stays."""
         if self._listing is not None:
             await asyncio.shield(self._listing)
         if self._listing is None and self.uuids:
@@ -345,22 +346,28 @@ class HostGpus:
         self._show()
 
     def _show(self) -> None:
-        before, reasons = self.everything, self.reasons
-        devices = tuple(replace(unit, trouble="") for unit in self.devices)
-        ours = {unit.uuid: why for unit in (*self._seen, *devices) if (why := self._why(unit))}
+        before = self.everything
         self.gpus, self.devices = (
-            tuple(replace(unit, trouble=ours.get(unit.uuid) or self._theirs.get(unit.uuid, "")) for unit in units)
-            for units in (self._seen, devices)
+            tuple(replace(unit, trouble=self._why(unit) or self._theirs.get(unit.uuid, "")) for unit in units) for units in self._as_seen()
         )
-        self.reasons = dict.fromkeys(self.uuids, self._drained[HOST]) | ours if HOST in self._drained else ours
-        if self.reasons != reasons:
-            self.settle()
+        self.settle()
         for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
                 name = f"device {new.uuid}" if is_device(new.uuid) else f"GPU {new.uuid}"
                 say(f"{name} is out of service: {new.trouble}" if new.trouble else f"{name} is in service again")
 
+    def _as_seen(self) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
+        """GPUs and devices as their drivers say, whatever else keeps them out of service."""
+        return self._seen, tuple(replace(unit, trouble="") for unit in self.devices)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why this daemon has those out of service that it has, by their UUIDs."""
+        all_of_them = dict.fromkeys(self.uuids, self._drained[HOST]) if HOST in self._drained else {}
+        return all_of_them | {unit.uuid: why for units in self._as_seen() for unit in units if (why := self._why(unit))}
+
     def _why(self, unit: Gpu) -> str:
+        """Empty for one that this daemon leaves in service."""
         names = (unit.uuid, unit.parent or unit.uuid)
         own = SILENT if self.asker.silent(names[1]) else unit.trouble
         return next((all[name] for all in (self._failed, self._drained) for name in names if name in all), own)
@@ -378,8 +385,8 @@ class HostGpus:
         return frozenset(found.difference(leased))
 
     async def _list_leases(self) -> None:
-        """By a thread: the kernel tells of each name that anybody has bound, and a user can bind a million. Where that takes too long, what
-        was read last holds on."""
+        """In a thread, as the kernel lists every name that is bound, and a user can bind a million. Where it takes too long, the result of
+        the last reading stays."""
         leased, shares = self.ours()
         free = set(self.uuids).difference(leased, self.kept_out.uuids)
         asked = partial(leased_elsewhere, free, self._nodes, self.uuids, shares, self.shareable)

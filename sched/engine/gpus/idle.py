@@ -46,8 +46,8 @@ async def look(engine: Engine) -> None:
     for entry in list(engine.active.values()):
         if entry.job.state is not State.RUNNING or not entry.devices or entry.cancelled or entry is not entry.first:
             continue
-        share = sharing.share(engine, entry.job)
-        if any(used(engine.watch.figures.get(uuid), entry.job.id, alone=not share) for uuid in entry.devices):
+        alone = not sharing.share_beside_others(engine, entry.job)
+        if any(used(engine.watch.figures.get(uuid), entry.job.id, alone) for uuid in entry.devices):
             if entry.warned is not None:
                 entry.warned = None
                 entry.show(reason="")

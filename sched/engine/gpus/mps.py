@@ -32,9 +32,10 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import mps_places
 
 if TYPE_CHECKING:
+    from dockless.sandbox.gpus.lease import Ours
     from dockless.sched.engine.attempts import Handle, Launcher
 
-OWN = 512
+SERVICE_MEMORY = 512
 """MiB of a shared GPU that are the service's: its server has a context of CUDA."""
 PIPES, MEMORY = "/dev/nvidia-mps", "/dev/shm"
 """Where its directories are inside."""
@@ -71,16 +72,27 @@ class ControlDaemons:
     def name(self, uid: int, uuid: str) -> str:
         return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:12]}-{uid}-{self._queue[:8]}"
 
-    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, room: int, owner: int | None, user: int | None) -> Spec:
+    def join(
+        self,
+        spec: Spec,
+        uid: int,
+        uuid: str,
+        memory: int,
+        capacity: int,
+        room: int,
+        owner: int | None,
+        user: int | None,
+        ours: Ours = (),
+    ) -> Spec:
         """``spec`` with the limit of ``memory`` MiB, after the user's control daemon of that GPU is up. ``capacity``: MiB of the GPU for
         all who share it. ``room``: bytes of what the service and its jobs have in common. ``owner``, ``user``: as in ``Launcher.start``.
-        The same ``spec`` where it cannot be had, and the log says why."""
+        ``ours``: as in ``lease.take_share``. The same ``spec`` where it cannot be had, and the log says why."""
         if not _can(spec):
             return spec
         if time.monotonic() < self._failed.get(uid, 0.0):
             return spec
         try:
-            place = self._up(self.name(uid, uuid), uuid, capacity, room, owner, user)
+            place = self._up(self.name(uid, uuid), uuid, capacity, room, owner, user, ours)
         except (DocklessError, OSError) as error:
             self._failed[uid] = time.monotonic() + _PAUSE
             why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
@@ -91,7 +103,7 @@ class ControlDaemons:
         env = tuple(pair for pair in spec.env if not pair[0].startswith("CUDA_MPS_")) + tuple(own.items())
         return replace(spec, env=env, mounts=(*spec.mounts, *_mounts(place)))
 
-    def _up(self, name: str, uuid: str, capacity: int, room: int, owner: int | None, user: int | None) -> Path:
+    def _up(self, name: str, uuid: str, capacity: int, room: int, owner: int | None, user: int | None, ours: Ours) -> Path:
         from dockless.sandbox.gpus import injection, lease
 
         known = mps_places.place(name)
@@ -123,11 +135,11 @@ class ControlDaemons:
             health=HealthCheck(disabled=True),
         )
         labels = {"queue": self._queue, "mps": uuid}
-        share = lease.Share(uuid, OWN, "user", lease.share_number(name))
+        share = lease.Share(uuid, SERVICE_MEMORY, "user", lease.share_number(name))
         self.known.add(name)
         try:
             with contextlib.ExitStack() as held:
-                sockets = [held.enter_context(socket) for socket in lease.take_share(share, capacity)]
+                sockets = [held.enter_context(socket) for socket in lease.take_share(share, capacity, ours)]
                 start: Callable[..., Handle] = self._launcher.start
                 handle = start(asked, id=name, owner=owner, labels=labels, leased=sockets, user=user)
             _await(handle, place / "pipe" / "control")

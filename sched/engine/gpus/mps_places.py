@@ -4,7 +4,7 @@
 
     <runtime>/mps/              0711, as all above it nobody else's
         mps-g…-1001-…/          root's daemon: a tmpfs of the service's own. A user's: a link to a directory of a random name in /dev/shm
-            pipe/               its user's alone
+            pipe/               its user's alone; root's, before Linux 6.3, that of root's sandboxes
             shm/                /dev/shm of the service and of its jobs
         .mps-g…-1001-…          a link that leads nowhere: what directory that is, of whom
 
@@ -89,8 +89,21 @@ def make(name: str, owner: int | None, room: int) -> Path:
     if owner is not None:
         for path in (made / "pipe", made / "shm", made):
             os.chown(path, owner, -1)
+    elif os.geteuid() == 0:
+        _open_to_root(made / "pipe")
     os.symlink(_identity(made), _record(name))
     return made
+
+
+def _open_to_root(pipe: Path) -> None:
+    """Root's service and root's jobs are root of a user namespace. Before Linux 6.3 the kernel cannot map the owners in a tmpfs."""
+    from dockless.base.idmaps import default_map
+    from dockless.native.userns import namespace_fd
+    from dockless.sandbox.features import accepts_idmap
+
+    idmap = default_map()
+    if not accepts_idmap(str(pipe), namespace_fd(idmap)):
+        os.chown(pipe, *idmap.root())
 
 
 def clear(name: str) -> None:

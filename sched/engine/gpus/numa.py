@@ -1,4 +1,4 @@
-"""Processors near a job's GPUs: those of the GPUs' memory nodes. See the kernel's cgroup-v2.rst, cpuset."""
+"""Jobs are kept to the processors near their GPUs: those of the GPUs' memory nodes. See the kernel's cgroup-v2.rst, cpuset."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ NODES = Path("/sys/devices/system/node")
 
 
 Given = Sequence[tuple[Set[int], float]]
-"""The nodes to whose processors running jobs are kept, and how many cores each of them has."""
+"""Of each running job the memory nodes to whose processors it is kept, and the number of its cores."""
 
 
 def near(spec: Spec, gpus: Sequence[Gpu], how: str, given: Given = ()) -> tuple[Spec, Set[int]]:
-    """``spec`` on the processors near ``gpus``, and the nodes of these; ``how``: ``near``, or ``strict`` for the memory of their nodes,
-    too. It stays as it was on a host that has no cpuset controller or does not say where the GPUs are, where those nodes have fewer
-    processors than the job's cores, and where the job says itself where it runs. Where others have been ``given`` so many of the processors
-    that fewer cores are left than it asks for, it may use those of all nodes, and ``strict`` binds its memory alone."""
+    """``spec``, limited to the processors near ``gpus``, and the memory nodes of these GPUs. ``how``: ``near``, or ``strict`` to limit its
+    memory to these nodes, too. ``given``: what other jobs have. The spec is unchanged, and there are no nodes, where the host has no cpuset
+    controller or does not say at which nodes the GPUs are, where these nodes have fewer processors than the job asks cores, and where the
+    job itself says on which processors it runs. Where other jobs leave fewer cores on these nodes than it asks for, it may use the
+    processors of all nodes; ``strict`` then limits only its memory."""
     from dockless.cgroups import Limits, find_delegation, unavailable
     from dockless.cgroups.limits import format_list
 
@@ -46,7 +47,7 @@ def near(spec: Spec, gpus: Sequence[Gpu], how: str, given: Given = ()) -> tuple[
 
 
 def nodes(gpus: Iterable[Gpu]) -> tuple[MemoryNode, ...]:
-    """Those at which GPUs are, as the policy sees them; none where they are all at one, or the host does not say where."""
+    """The memory nodes that have GPUs, as the policy sees them; none where all GPUs are at one node, or the host does not say where."""
     found: defaultdict[int, set[str]] = defaultdict(set)
     for unit in gpus:
         if unit.numa_node is not None:
@@ -58,12 +59,12 @@ def nodes(gpus: Iterable[Gpu]) -> tuple[MemoryNode, ...]:
 
 
 def _taken(nodes: Set[int], given: Given) -> float:
-    """The cores of these nodes that others have been given; of one that is kept to more nodes as much on each."""
+    """The cores of these nodes that other jobs have. The cores of a job on several nodes count in equal parts on each."""
     return sum(cores * len(nodes & theirs) / len(theirs) for theirs, cores in given)
 
 
 def _processors(nodes: Set[int]) -> frozenset[int]:
-    """Those of these nodes that the daemon may use."""
+    """The processors of these nodes that the daemon may use; none where the host does not list them."""
     from dockless.cgroups.limits import parse_list
 
     found: set[int] = set()

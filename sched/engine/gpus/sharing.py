@@ -22,13 +22,13 @@ from dockless.sandbox.spec import Spec
 from dockless.sched.engine import stopping
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.gpus.mps import OWN, has_limit
+from dockless.sched.engine.gpus.mps import SERVICE_MEMORY, has_limit
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy.supplies import MEMORY
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
-    from dockless.sandbox.gpus.lease import Company
+    from dockless.sandbox.gpus.lease import Company, Ours
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
 
@@ -38,12 +38,12 @@ EVERY = 1.0
 
 
 class SharingLauncher:
-    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``enforced_by``:
-    what keeps the last one to it."""
+    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``ours``: as
+    ``leased``. ``enforced_by``: what keeps the last one to it."""
 
-    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company) -> None:
+    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company, ours: Ours = ()) -> None:
         self.launcher = launcher
-        self.memory, self.capacity, self.company = memory, capacity, company
+        self.memory, self.capacity, self.company, self.ours = memory, capacity, company, ours
         self.enforced_by = ""
 
     def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = _NONE, **how: Any) -> Handle:
@@ -53,7 +53,7 @@ class SharingLauncher:
         (uuid,) = spec.gpus
         share = lease.Share(uuid, self.memory, self.company, lease.share_number(id))
         with contextlib.ExitStack() as held:
-            sockets = lease.take_share(share, self.capacity)
+            sockets = lease.take_share(share, self.capacity, self.ours)
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
             more: Mapping[str, Any] = {**how, "leased": sockets, "controllers": limits.CONTROLLERS}
@@ -85,29 +85,32 @@ def share(engine: Engine, job: Job) -> int:
     return job.options.gpu_share if can else 0
 
 
+def share_beside_others(engine: Engine, job: Job) -> int:
+    """As ``share``, but 0 for a job that shares its GPU only with those that it starts together with: the GPU is theirs alone."""
+    return 0 if job.options.shared_place else share(engine, job)
+
+
 def part(engine: Engine, uuid: str, memory: int) -> float:
-    """How much of a GPU so many MiB of it are; 1 for 0, which stands for all of it, and where nobody can share it."""
+    """The fraction of a GPU that so many MiB are. 1 for 0 MiB, which stands for the whole GPU, and for a GPU that cannot be shared."""
     whole = engine.gpus.shareable.get(uuid, 0) + engine.gpus.kept if uuid in engine.gpus.shareable else 0
     return min(1.0, memory / whole) if memory and whole else 1.0
 
 
 def part_of(engine: Engine, entry: LiveJob) -> float:
     """How much of each of its GPUs a job has. Those that start together have the GPUs that they share for themselves, in equal parts."""
-    memory = share(engine, entry.job)
-    if not memory or (entry.gang is None and engine.config.share == "no"):
-        return 1.0
-    if entry.gang is None:
-        return part(engine, entry.job.devices[0], memory)
-    return 1.0 / sum(1 for one in entry.gang.members if one.job.options.shared_place == entry.job.options.shared_place)
+    if entry.gang is not None and (place := entry.job.options.shared_place):
+        return 1.0 / sum(1 for one in entry.gang.members if one.job.options.shared_place == place)
+    memory = share(engine, entry.job) if engine.config.share != "no" else 0
+    return part(engine, entry.job.devices[0], memory) if memory else 1.0
 
 
 def launcher(engine: Engine, job: Job) -> Launcher:
-    """What starts this job."""
+    """What starts this job, after ``with_service``."""
     memory = share(engine, job)
     if not memory:
         return engine.launcher
     company: Company = "all" if engine.config.share == "all" else "user"
-    return SharingLauncher(engine.launcher, memory, _capacity(engine, job), company)
+    return SharingLauncher(engine.launcher, memory, _capacity(engine, job), company, leased(engine))
 
 
 def _capacity(engine: Engine, job: Job) -> int:
@@ -128,7 +131,7 @@ async def with_service(engine: Engine, job: Job, spec: Spec, owner: int | None, 
     if not memory or not engine.config.has_mps:
         return spec
     async with _turn(engine, engine.mps.name(job.uid, job.devices[0])):
-        what = job.uid, job.devices[0], memory, _capacity(engine, job), _room(engine), owner, user
+        what = job.uid, job.devices[0], memory, _capacity(engine, job), _room(engine), owner, user, leased(engine)
         joined: Spec = await engine.in_thread(engine.serving, engine.mps.join, spec, *what)
         return joined
 
@@ -174,7 +177,7 @@ def leased(engine: Engine) -> set[tuple[str, int, str]]:
     jobs = [(entry.job, memory) for entry in engine.active.values() if (memory := share(engine, entry.job))]
     found = {(job.devices[0], memory, share_number(engine.name(job.id, job.attempt))) for job, memory in jobs}
     names = {(job.devices[0], engine.mps.name(job.uid, job.devices[0])) for job, _ in jobs}
-    return found | {(uuid, OWN, share_number(name)) for uuid, name in names if name in engine.mps.known}
+    return found | {(uuid, SERVICE_MEMORY, share_number(name)) for uuid, name in names if name in engine.mps.known}
 
 
 def services(engine: Engine) -> set[str]:

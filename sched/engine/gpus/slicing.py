@@ -1,4 +1,4 @@
-"""MIG slices of the host's GPUs, made and removed for administrators: the driver asks for root, which root's daemon is."""
+"""MIG slices of the host's GPUs: made and removed by root's daemon for administrators, as the driver lets only root do it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def create(engine: Engine, caller: Caller, index: int, profiles: Sequence[str]) -> tuple[str, ...]:
-    """The UUIDs of new slices, all of them or none. ``NotPermitted``, and the errors of ``mig.create``."""
+    """Make slices, all of them or none; their UUIDs. ``NotPermitted``, and the errors of ``mig.create``."""
     from dockless.sandbox.gpus import mig
 
     made: tuple[str, ...] = await _change(engine, caller, mig.create, index, profiles)
@@ -23,7 +23,7 @@ async def create(engine: Engine, caller: Caller, index: int, profiles: Sequence[
 
 
 async def remove(engine: Engine, caller: Caller, uuids: Sequence[str]) -> None:
-    """None that is leased. ``NotPermitted``, and the errors of ``mig.remove``."""
+    """Remove slices that are not leased. ``NotPermitted``, and the errors of ``mig.remove``."""
     from dockless.sandbox.gpus import mig
 
     await _change(engine, caller, mig.remove, uuids)

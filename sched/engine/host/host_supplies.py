@@ -21,29 +21,33 @@ MOST_KEPT = 8 << 30
 
 def here(config: Config) -> Mapping[str, Supply]:
     """What jobs may have of both: what the settings say, or else what this process may use."""
-    cores = 1000 * config.cores if config.cores is not None else cores_here()
-    memory = config.memory if config.memory is not None else memory_here()
-    return {
-        CORES: Supply(cores, 1000 * config.cores_per_gpu, 1000 * config.cores_per_job),
-        MEMORY: Supply(memory, config.memory_per_gpu, config.memory_per_job),
-    }
+    return as_set(config, None if config.cores is not None else cores_here(), None if config.memory is not None else memory_here())
+
+
+def as_set(config: Config, cores: int | None = None, memory: int | None = None) -> dict[str, Supply]:
+    """What the settings say. ``cores``, in thousandths, and ``memory``: where they do not; what is None then is not counted."""
+    cores = 1000 * config.cores if config.cores is not None else cores
+    memory = config.memory if config.memory is not None else memory
+    found = {} if cores is None else {CORES: Supply(cores, 1000 * config.cores_per_gpu, 1000 * config.cores_per_job)}
+    return found if memory is None else found | {MEMORY: Supply(memory, config.memory_per_gpu, config.memory_per_job)}
 
 
 def in_use(engine: Engine, pool: str) -> tuple[int, int]:
-    """What there is, and what running jobs count for."""
+    """How much of it the host has for jobs, and how much running jobs use up."""
     return engine.supplies[pool].total, sum(had(engine, entry, pool) for entry in engine.active.values() if entry is entry.first)
 
 
 def had(engine: Engine, entry: LiveJob, pool: str) -> int:
-    """What a running job counts for, as the policy has it; the first of those that start together, for all of them."""
+    """How much a running job uses up, as the policy counts it. Of jobs that start together the first counts for all of them."""
     supply, waiting = engine.supplies[pool], entry.waiting
-    share = 0 if entry.gang is not None else sharing.share(engine, entry.job)  # what they share is theirs alone
+    share = sharing.share_beside_others(engine, entry.job)
     own = supply.own(len(set(entry.devices) - engine.gpus.not_whole), share, engine.gpus.shareable.values())
     return supply.counts(waiting.cores if pool == CORES else waiting.memory, has_gpus=bool(entry.devices), own=own)
 
 
 def near_gpus(engine: Engine, entry: LiveJob) -> numa.Given:
-    """The cores of all running jobs but this one that are kept to the processors near their GPUs: what each asked, or counts for."""
+    """The other running jobs that are kept to the processors near their GPUs: the nodes of each, and the cores that it asked for or counts
+    for."""
     others = (one for one in engine.active.values() if one.nodes and one is not entry)
     return [(one.nodes, (one.job.options.millicores or (0 if one.gang else had(engine, one, CORES))) / 1000) for one in others]
 

@@ -1,7 +1,7 @@
 """How much processor time each user gets while it is short: as much as all of her jobs together may count on, however many they are.
 
 On root's daemon the jobs of a user lie in one cgroup (``cgroups.users``). It weighs the cores that her running jobs have, and a
-tenth of one for all those together that have none of their own.
+tenth of one for all those together that have none of their own. On which processors they run: ``own_cores``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cgroups import users
+from dockless.sched.engine.host import own_cores
 from dockless.sched.engine.host.host_supplies import had
 from dockless.sched.policy.supplies import CORES
 
@@ -25,11 +26,13 @@ def started(engine: Engine, uid: int) -> None:
     """One of her jobs runs: perhaps in a group that was made for it."""
     if os.geteuid() == 0:
         _set(engine, uid, _now(engine, uid))
+        own_cores.started(engine, uid)
 
 
 def ended(engine: Engine, uid: int) -> None:
     """One of her jobs does not run any more, or never did. Her group weighs the same as before more often than not, and is gone with her
     last job, or soon will be."""
+    own_cores.settle(engine)
     if uid not in engine.weights:
         return
     wanted = _now(engine, uid)

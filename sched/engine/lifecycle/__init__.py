@@ -1,1 +1,1 @@
-"""The way of a job from its start to its end, to another attempt, and to what is left of it."""
+"""A job from its start to its end: attempts, jobs that start together, warnings, preemption, and the removal of what is left."""

@@ -61,9 +61,9 @@ def stands_for(engine: Engine, number: int) -> int:
 
 
 async def submit(engine: Engine, number: int, turn: Callable[[], Awaitable[None]]) -> int:
-    """A job that has ended once more, as a new job of its owner: its number. It stands where jobs of now stand, and waits for nothing
-    that the first one waited for. ``turn``: awaited between pieces of work. ``Refused`` where what was asked for is not kept any more, and
-    the errors of a submit."""
+    """Submit a job that has ended again, as a new job of its owner; its number. It is queued behind the jobs that wait now, and has none of
+    the old one's ``hold``, ``begin`` and ``after``. ``turn``: awaited between pieces of work. ``Refused`` where the spec of the old job is
+    not kept any more, and the errors of a submit."""
     job, body = queries.job(engine.reader, number), queries.spec(engine.reader, number)
     if job is None or not body:
         hint = "only the newest are kept: submit it again"

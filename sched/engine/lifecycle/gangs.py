@@ -67,7 +67,8 @@ class Gang:
         return bool(back or self.first.cancelled or options.ending or options.requeue or options.preempted_by)
 
     def start(self, start: Any, spec: Spec, *, owner: int | None, **how: Any) -> Any:
-        """In a thread: what does not have the host's network has the one that they share, and one alone its own."""
+        """Called in a thread. A job that does not have the host's network gets the network that the gang shares; a gang of one job has its
+        own."""
         if spec.network == "host" or len(self.members) == 1:
             return start(spec, owner=owner, **how)
         with self.making:
@@ -100,7 +101,7 @@ def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
         gang.first.waiting = replace(
             gang.first.waiting,
             gpus=count_gpus((member.job.gpu_count, member.job.options) for member in gang.members),
-            share=0,
+            share=gang.first.waiting.share if len(members) == 1 else 0,
             devices=frozenset().union(*(one.devices for one in waiting)),
             time_limit=max(limits) if all(limits) else 0.0,
             gpu_class=next((one.gpu_class for one in waiting if one.gpus), ""),

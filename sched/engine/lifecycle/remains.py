@@ -136,4 +136,4 @@ async def sweep(engine: Engine) -> None:
     for handle in await engine.looked_at(attempts.orphans, engine.launcher, engine.queue_id, alive.__contains__, known):
         await clear(engine, handle)
     with contextlib.suppress(OSError):
-        engine.kept.look(queries.owners(engine.reader), engine.queue_id, engine.config.kept_since())
+        engine.kept.look(partial(queries.owners, engine.reader), engine.queue_id, engine.config.kept_since())

@@ -84,11 +84,18 @@ def _groups(engine: Engine, entry: LiveJob) -> Mapping[str, int]:
 
 
 def asked_for(engine: Engine, job: Job) -> Spec:
-    """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
+    """The sandbox as it was asked for, with its secrets; the jobs of an array, which start one after the other, share one."""
     key = job.id if job.gang else job.array or job.id
     if engine.newest[0] != key:
-        engine.newest = key, read(JobSpec, json.loads(queries.spec(engine.reader, job.id)), "job").spec
+        asked = read(JobSpec, json.loads(queries.spec(engine.reader, job.id)), "job")
+        engine.newest = key, _with_secrets(asked) if asked.secrets else asked.spec
     return engine.newest[1]
+
+
+def _with_secrets(asked: JobSpec) -> Spec:
+    from dockless.sched.formats.templates import put_in
+
+    return copied(asked.spec, env=put_in(asked.spec.env, dict(asked.secrets)))
 
 
 async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> None:
@@ -125,11 +132,11 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         await ending.end(engine, entry, State.CANCELLED, "cancelled before it ran", None, None)
         return
     name = engine.name(job.id, lease.attempt)
-    launcher = sharing.launcher(engine, job)
     try:
         spec = _spec(engine, entry, lease.attempt, lease.gpus)
         how: dict[str, Any] = {"owner": job.uid or None, "user": job.uid} if os.geteuid() == 0 else {"owner": None}
         spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
+        launcher = sharing.launcher(engine, job)
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
         pool = engine.launching_on_gpus if lease.gpus else engine.launching

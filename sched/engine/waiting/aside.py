@@ -45,10 +45,10 @@ class _After:
 
 @dataclass(slots=True, eq=False)
 class _Array:
-    """``inside``: its jobs that run or could; ``outside``: numbers of those that its limit keeps aside, in ``next`` as a heap."""
+    """``inside``: its jobs that run or could; ``limited``: numbers of those that its limit keeps aside, in ``next`` as a heap."""
 
     inside: set[int] = field(default_factory=set)
-    outside: set[int] = field(default_factory=set)
+    limited: set[int] = field(default_factory=set)
     next: list[int] = field(default_factory=list)
 
 
@@ -75,7 +75,7 @@ class Aside:
         self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
         self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, the oldest first
         self._arrays: dict[int, _Array] = {}
-        self._limited: set[int] = set()  # the numbers outside of all of them
+        self._limited: set[int] = set()  # of all arrays
 
     def enter(self, job: Job) -> None:
         """A job that has not ended, before anything else is asked of it."""
@@ -83,7 +83,7 @@ class Aside:
         if job.options.array_limit and job.state is not State.PENDING:
             self._arrays.setdefault(job.array, _Array()).inside.add(job.id)
 
-    def enter_names(self, ids: Iterable[int], uids: Iterable[int], names: Iterable[str]) -> None:
+    def enter_names(self, ids: Iterable[int], uids: Iterable[int], names: Iterable[str | None]) -> None:
         """The same of jobs that wait and are not named otherwise."""
         for number, uid, name in zip(ids, uids, names, strict=True):
             if name:
@@ -118,8 +118,8 @@ class Aside:
         if number in array.inside or len(array.inside) < limit:
             array.inside.add(number)
             return False
-        if number not in array.outside:
-            array.outside.add(number)
+        if number not in array.limited:
+            array.limited.add(number)
             self._limited.add(number)
             heapq.heappush(array.next, number)
         self.kept.add(number)
@@ -145,7 +145,7 @@ class Aside:
         array.inside.discard(job.id)
         while array.next and len(array.inside) < job.options.array_limit:
             number = heapq.heappop(array.next)
-            array.outside.discard(number)
+            array.limited.discard(number)
             self._limited.discard(number)
             self.again(number)
         if not array.inside and not array.next:
@@ -208,7 +208,7 @@ class Aside:
         """Of each array whose limit keeps jobs aside, as long as these are not more than ``most`` in all; of the last only some."""
         found: list[Following] = []
         for array in self._arrays.values():
-            heap, numbers = array.next.copy() if array.outside else [], list[int]()
+            heap, numbers = array.next.copy() if array.limited else [], list[int]()
             while heap and len(numbers) < most:
                 if self.follows(number := heapq.heappop(heap)):
                     numbers.append(number)

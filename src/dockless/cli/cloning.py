@@ -77,16 +77,18 @@ def _said(options: Namespace) -> dict[str, Any]:
 
 
 def _edited(file: JobFile, number: int, options: Namespace) -> int:
-    """Submitted as the user's editor leaves it. A text that is wrong is not lost."""
+    """Submitted as the user's editor leaves it. A text that is wrong is not lost. Secrets are not in it: those that have no value there,
+    and none in the environment, are the job's own."""
     import shlex
     import subprocess
     import tempfile
 
     from dockless._jobfiles import order_of, read_job_file
+    from dockless.base.dataclass import replace
     from dockless.sched.formats.own import document, toml
 
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables hold secrets
+    fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables may hold what is theirs
     with open(fd, "w", encoding="utf-8") as stream:
         stream.write(toml(document(file)))
     try:
@@ -99,8 +101,10 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         os.unlink(path)
         raise BadInput(f"{editor[0]} ended with exit code {code}, so nothing was submitted", subject="--edit", hint="try again")
     try:
-        file = read_job_file(path)
-        order = order_of(file, path)
+        edited = read_job_file(path)
+        unsaid = {name for name, secret in edited.secrets.items() if not secret.value and not os.environ.get(secret.env)}
+        own = {name: secret for name, secret in file.secrets.items() if name in unsaid}
+        order = order_of(replace(edited, secrets={**edited.secrets, **own}), path)
     except BadInput as error:
         error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: dockless submit {path}")))
         raise

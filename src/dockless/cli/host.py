@@ -45,10 +45,12 @@ def info(options: Namespace) -> int:
         out(f"host        {host.drained}: no job is started")
     print_gpus(host)
     _print_unleased(dict(host.unleased))
-    shares = Counter(share.user for gpu in host.gpus for share in gpu.shares)
+    sharing = {share.user for gpu in host.gpus for share in gpu.shares}
+    whole = Counter(gpu.user for gpu in host.gpus if not gpu.shares)
     for kind, name, used, limit in host.quotas:
         of, no_limit = ("", ", no limit") if limit is None else (f" of {limit}", "")
-        counted = f", of which {shares[name]} for shares of a GPU" if kind == "user" and shares[name] else ""
+        # Jobs that start together count for the GPUs that they share, all others for each share.
+        counted = f", of which {used - whole[name]} for shares of a GPU" if kind == "user" and name in sharing else ""
         out(f"quota       {kind} {name}: {used}{of} GPUs in use{no_limit}{counted}")
     for one in host.reservations:
         whose = ", ".join((*(f"user {name}" for name in one.users), *(f"group {name}" for name in one.groups)))

@@ -77,7 +77,10 @@ def submit_file(options: Namespace, path: str) -> int:
 
 def submit_list(options: Namespace) -> int:
     """Many jobs in one transaction."""
-    _refuse_beside(options, ("name", "group", "priority", "time_limit", "array", "on_reboot"), "each line")
+    if options.array is not None:
+        hint = "submit the array alone, or write its jobs out as lines"
+        raise BadInput("--array beside a list of jobs", subject="--array", hint=hint)
+    _refuse_beside(options, ("name", "group", "priority", "time_limit", "on_reboot"), "each line")
     if options.command:
         raise BadInput("a command stands beside --from", subject="--from", hint="each line has its own")
     from functools import partial

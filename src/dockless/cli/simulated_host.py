@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.device_names import KIND
@@ -63,23 +63,28 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
     from dockless.sched.engine.gpus.hostgpus import in_order_of_class
-    from dockless.sched.engine.gpus.mps import OWN
+    from dockless.sched.engine.gpus.mps import SERVICE_MEMORY
+    from dockless.sched.engine.host import host_supplies
     from dockless.sched.policy.state import QueueState
-    from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
     if config is not None and not Path(config).exists():
         raise BadInput(f"{config} is not there", subject="--config", hint="name a file of settings: dockless config check FILE")
     settings = Config() if config is None else load(Path(config))
-    supplies = {}
-    if settings.cores is not None:
-        supplies[CORES] = Supply(1000 * settings.cores, 1000 * settings.cores_per_gpu, 1000 * settings.cores_per_job)
-    if settings.memory is not None:
-        supplies[MEMORY] = Supply(settings.memory, settings.memory_per_gpu, settings.memory_per_job)
     every_one = (one for job in jobs for one in job.members or (job,))
     names = {one.gpu_class for one in every_one if one.gpu_class} | settings.quotas.classes
     gpus, devices = ([unit for unit in units if _is_device(unit) is device] for device in (False, True))
-    kept = OWN if settings.has_mps else 0
+    kept = SERVICE_MEMORY if settings.has_mps else 0
     shareable = {} if settings.share == "no" else {one.uuid: (one.memory >> 20) - kept for one in gpus if not one.parent and one.memory}
+
+    def of_class(name: str) -> tuple[str, ...]:
+        return in_order_of_class(name, devices if "/" in name else gpus)
+
+    @cache
+    def room(gpu_class: str) -> tuple[int, ...]:
+        """As ``HostGpus.room``."""
+        units = of_class(gpu_class) if gpu_class else state.gpus
+        return tuple(shareable.get(gpu, 0) for gpu in units if gpu not in state.slices)
+
     state = QueueState(
         tuple(unit.uuid for unit in units),
         (),
@@ -88,14 +93,16 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
         cpu_jobs=settings.cpu_jobs,
         usage={} if settings.order == "fair" else None,
         preemption=settings.preemption,
-        classes={name: in_order_of_class(name, devices if "/" in name else gpus) for name in names},
-        supplies=supplies,
+        classes={name: of_class(name) for name in names},
+        supplies=host_supplies.as_set(settings),
         shareable=shareable,
         company=settings.share if shareable else "user",
     )
     groups = {group for one in settings.reservations for group in one.groups}
     members = {group: frozenset(settings.groups.get(group, ())).union(job.user for job in jobs if group in job.groups) for group in groups}
-    here = [_as_here(job, state) for job in _with_groups(jobs, settings)]
+    here = [_as_here(job, state, room) for job in _with_groups(jobs, settings)]
+    more = {job.gpu_class for job in here if job.gpu_class and job.gpu_class not in names}
+    state = replace(state, classes={**state.classes, **{name: of_class(name) for name in more}})
     return SimulatedHost(state, _kinds(units), here, settings.half_life, settings.reservations, members)
 
 
@@ -104,19 +111,19 @@ def _is_device(unit: Gpu) -> bool:
     return re.fullmatch(KIND, unit.model) is not None
 
 
-def _as_here(job: TraceJob, state: QueueState) -> TraceJob:
+def _as_here(job: TraceJob, state: QueueState, room: Callable[[str], Collection[int]]) -> TraceJob:
     """With its share of a GPU where GPUs are shared; those that start together share with each other, and each counts for what it needs.
-    ``BadInput`` where the daemon would refuse them."""
-    from dockless.sched.engine.admission.gang_admission import seats
+    ``room``: the MiB of each GPU of a class that jobs can share. ``BadInput`` where the daemon would refuse them."""
+    from dockless.sched.engine.gpus.seats import seated
     from dockless.sched.engine.lifecycle.gangs import counts_for
     from dockless.sched.policy.supplies import CORES, MEMORY
 
     if not job.members:
-        share = _share(job, state)
+        share = _share(job, room)
         return replace(job, share=share) if share else job
-    places = seats([_share(one, state) for one in job.members], min(state.shareable.values(), default=0))
+    places, shared = seated([(_share(one, room), one.gpu_class) for one in job.members], room)
     own = [one for one, place in zip(job.members, places, strict=True) if not place]
-    classes = {one.gpu_class for one in own if one.gpus} | {"" for place in places if place}
+    classes = {one.gpu_class or shared * any(places) for one in own if one.gpus} | {shared for place in places if place}
     if len(classes) > 1:
         raise BadInput(
             f"jobs of {job.user or 'a user'} that start together ask for GPUs of different classes: {', '.join(sorted(classes))}",
@@ -132,15 +139,14 @@ def _as_here(job: TraceJob, state: QueueState) -> TraceJob:
     )
 
 
-def _share(job: TraceJob, state: QueueState) -> int:
+def _share(job: TraceJob, room: Callable[[str], Collection[int]]) -> int:
     """The MiB that it has of one GPU; 0 where it has GPUs of its own."""
     from dockless.sandbox.gpus.request import parse_request
     from dockless.sched.policy.classes import request
 
-    memory = parse_request(request(job.gpu_class)).memory if state.shareable and job.gpus == 1 and job.gpu_class else 0
-    whole = [state.shareable.get(gpu, 0) for gpu in state.classes.get(job.gpu_class, ()) if gpu not in state.slices]
+    memory = parse_request(request(job.gpu_class)).memory if job.gpus == 1 and job.gpu_class else 0
     share = -(-memory >> 20)
-    return share if share <= min(whole, default=0) else 0
+    return share if share <= min(room(job.gpu_class), default=0) else 0
 
 
 def _with_groups(jobs: Sequence[TraceJob], settings: Config) -> Sequence[TraceJob]:

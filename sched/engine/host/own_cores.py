@@ -1,0 +1,97 @@
+"""Processors on which no other user's jobs run: for each user as many as her jobs have whole cores, where ``host.own_cores`` says yes.
+
+::
+
+    processors 0-7; Anna's jobs have 3 cores, Ben's 2.5, Carl's none
+    Anna has 5-7 alone, Ben 3-4   ->   cpuset.cpus of the users' groups: Anna 0-2,5-7   Ben 0-4   Carl 0-2
+
+Between the groups of users the kernel shares each processor by weight (``weights``), and moves what runs between processors too seldom
+for that to be exact. The first processor stays everybody's. See the kernel's cgroup-v2.rst, cpuset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Set
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.cgroups import users
+from dockless.sched.engine.host.host_supplies import had
+from dockless.sched.policy.supplies import CORES
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+NOT_KNOWN: frozenset[int] = frozenset()
+"""The processors of a group of which nobody knows what was written there."""
+
+
+def started(engine: Engine, uid: int) -> None:
+    """One of her jobs runs: perhaps in a group that was made for it."""
+    if engine.config.has_own_cores:
+        engine.confined[uid] = NOT_KNOWN
+        settle(engine)
+
+
+def taken_up(engine: Engine) -> None:
+    """Jobs run that an earlier daemon started, perhaps with other settings."""
+    if os.geteuid() == 0:
+        engine.confined = {entry.job.uid: NOT_KNOWN for entry in engine.active.values()}
+        settle(engine)
+
+
+def settle(engine: Engine) -> None:
+    """Jobs have started or ended, or the settings are others: the groups follow, in a thread, as the kernel takes its time for that."""
+    if not engine.config.has_own_cores and not engine.confined:
+        return
+    engine.alone = divide(_whole_cores(engine), os.sched_getaffinity(0), engine.alone) if engine.config.has_own_cores else {}
+    if not engine.confining:
+        engine.confining = True
+        engine.spawn(_confine(engine))
+
+
+def _whole_cores(engine: Engine) -> Mapping[int, int]:
+    each: Counter[int] = Counter()
+    for entry in engine.active.values():
+        if entry is entry.first:
+            each[entry.job.uid] += had(engine, entry, CORES)
+    return {uid: cores // 1000 for uid, cores in each.items()}
+
+
+def divide(wanted: Mapping[int, int], processors: Set[int], earlier: Mapping[int, Set[int]]) -> dict[int, frozenset[int]]:
+    """The processors that each user has alone, of those there are: as many as ``wanted``, while there are some beside the first one. Who
+    had some ``earlier`` keeps them."""
+    kept = {uid: sorted(earlier.get(uid, frozenset()) & processors)[:count] for uid, count in wanted.items()}
+    free = sorted(processors - {number for numbers in kept.values() for number in numbers})[1:]
+    for uid in sorted(wanted):
+        while free and len(kept[uid]) < wanted[uid]:
+            kept[uid].append(free.pop())
+    return {uid: frozenset(numbers) for uid, numbers in kept.items() if numbers}
+
+
+async def _confine(engine: Engine) -> None:
+    try:
+        while differs := _differs(engine):
+            await engine.in_thread(engine.looking, _write, differs)
+            engine.confined |= differs
+    finally:
+        engine.confining = False
+
+
+def _differs(engine: Engine) -> dict[int, frozenset[int]]:
+    """The users whose groups are on other processors than they should be, and these. Forgets those of whom nothing runs."""
+    here, running = frozenset(os.sched_getaffinity(0)), {entry.job.uid for entry in engine.active.values()}
+    engine.confined = {uid: numbers for uid, numbers in engine.confined.items() if uid in running}
+    taken = frozenset[int]().union(*engine.alone.values())
+    wanted = {uid: here - taken | engine.alone.get(uid, frozenset()) for uid in running}
+    return {uid: numbers for uid, numbers in wanted.items() if engine.confined.get(uid, here) != numbers}
+
+
+def _write(groups: Mapping[int, frozenset[int]]) -> None:
+    from dockless.cgroups.delegation import enable, find_delegation
+
+    if any(numbers != os.sched_getaffinity(0) for numbers in groups.values()):
+        enable(find_delegation(), ("cpuset",))
+    for uid, numbers in groups.items():
+        users.confine(uid, numbers)
