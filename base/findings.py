@@ -1,21 +1,22 @@
-"""What is wrong with a file, told all at once: the first error, with a note for each of the others."""
+"""What is wrong with a file, or with jobs, told all at once: the first error, with a note for each of the others."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from dockless.errors import BadInput
+from dockless.errors import BadInput, DocklessError
 
 MOST = 20
 """Errors that are told at once."""
 
 
 class Findings:
-    """Gathers what is wrong. Whoever reads a file goes on behind an error, and asks ``refuse`` at the end."""
+    """Gathers what is wrong. Whoever reads a file goes on behind an error, and asks ``refuse`` at the end. ``closing``: the last note."""
 
-    def __init__(self) -> None:
-        self.errors: list[BadInput] = []
+    def __init__(self, closing: str = "") -> None:
+        self.errors: list[DocklessError] = []
+        self.closing = closing
         self._noted = False
 
     @contextlib.contextmanager
@@ -29,30 +30,40 @@ class Findings:
         if found is not None:
             self.add(found)
 
-    def add(self, error: BadInput) -> None:
-        """``BadInput`` with all of them where there are enough."""
+    def add(self, error: DocklessError) -> None:
+        """Raises all of them where there are enough."""
         if self.told(error) not in map(self.told, self.errors):
             self.errors.append(error)
-        if len(self.errors) >= MOST:
+        if self.many:
             self.refuse()
 
+    @property
+    def many(self) -> bool:
+        """Whether there are as many as are told at once."""
+        return sum(1 + len(_notes(error)) for error in self.errors) >= MOST
+
     def refuse(self) -> None:
-        """``BadInput`` where something is wrong: the first that was found, with a note for each of the others."""
+        """Raises, where something is wrong, the first that was found, with a note for each of the others."""
         if not self.errors:
             return
         first, *others = self.errors
         if not self._noted:
             self._noted = True
-            said = [self.told(first), *getattr(first, "__notes__", ())]
+            said, many = [self.told(first), *_notes(first)], self.many
             for error in others:
-                for note in (self.told(error), *getattr(error, "__notes__", ())):
-                    if note not in said:
+                for note in (self.told(error), *_notes(error)):
+                    if note not in said and len(said) < MOST:
                         said.append(note)
                         first.add_note(note)
-            if len(self.errors) >= MOST:
-                first.add_note("there may be more: correct these first")
+            for note in ("there may be more: correct these first" if many else "", self.closing):
+                if note and note not in said:
+                    first.add_note(note)
         raise first
 
-    def told(self, error: BadInput) -> str:
+    def told(self, error: DocklessError) -> str:
         """An error as one line."""
         return f"{error} ({error.hint})" if error.hint else str(error)
+
+
+def _notes(error: DocklessError) -> list[str]:
+    return getattr(error, "__notes__", [])

@@ -429,7 +429,7 @@ class _Reader(Findings):
                 else:
                     raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
 
-    def told(self, error: BadInput) -> str:
+    def told(self, error: DocklessError) -> str:
         return str(error) if error.hint.startswith(_ALL_OF_THEM) else super().told(error)
 
     def value(self, here: tuple[str, ...], setting: Setting, value: Any) -> Any:

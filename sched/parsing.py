@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dockless.base.later import re
 from dockless.base.units import parse_duration, parse_signal
 from dockless.errors import BadInput
 
@@ -18,6 +19,17 @@ _SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
 EVENTS = ("start", "end", "fail", "preempt", "idle")
 """What an owner can be told of: ``end`` is any, ``fail`` one that nobody asked for and that is not COMPLETED; ``idle`` that the job leaves
 its GPUs unused and is about to be ended for it."""
+NONE_QUEUED = "none of the jobs was queued"
+
+
+def place_in_list(number: int, count: int) -> str:
+    """What an error of one of several jobs that are submitted together begins with; counted from 1."""
+    return f"job {number} of {count}: "
+
+
+def with_line(text: str, path: str) -> str:
+    """The same with the line of the file ``path`` that each of them is."""
+    return re.sub(r"\Ajob ([0-9]{1,9}) of [0-9]{1,9}: ", lambda at: f"{path}:{at[1]}: ", text)
 
 
 def is_label(text: str) -> bool:

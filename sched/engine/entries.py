@@ -14,6 +14,7 @@ from operator import not_
 from dockless.base.dataclass import copied, dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sched.engine.entry import LiveJob, waiting_jobs
+from dockless.sched.jobs import Job
 from dockless.sched.policy.waiting import Kind, WaitingJob
 from dockless.sched.store import pending
 
@@ -55,6 +56,28 @@ class Entries(MutableMapping[int, LiveJob]):
     def is_outline(self, number: int) -> bool:
         """Whether only what the policy sees of it is here."""
         return isinstance(self._of.get(number), WaitingJob)
+
+    def seen_of(self, numbers: Iterable[int]) -> dict[int, WaitingJob]:
+        """``seen`` of those of them that have not ended."""
+        found, of = dict[int, WaitingJob](), self._of
+        for number in numbers:
+            one = of.get(number)
+            if isinstance(one, LiveJob):
+                found[number] = one.waiting if one.gang is None else one.first.waiting
+            elif one is not None:
+                found[number] = one
+        return found
+
+    def jobs(self, numbers: Iterable[int]) -> tuple[dict[int, Job], list[int]]:
+        """Those of them of which the whole is here, and the numbers of the outlines."""
+        found, outlined, of = dict[int, Job](), list[int](), self._of
+        for number in numbers:
+            one = of.get(number)
+            if isinstance(one, LiveJob):
+                found[number] = one.live.job
+            elif one is not None:
+                outlined.append(number)
+        return found, outlined
 
     def whole(self, numbers: Iterable[int]) -> tuple[dict[int, LiveJob], list[int]]:
         """The jobs of these numbers that are in memory completely, and the numbers of those of which only an outline is."""

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
 
@@ -101,7 +102,6 @@ class LiveJob:
 def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
     """Jobs that have not ended, as nobody has looked after them yet."""
     jobs = [live.job for live in lives]
-    known: dict[Kind, Kind] = {}
     kinds: list[Kind] = []
     for live, job in zip(lives, jobs, strict=True):
         options = job.options
@@ -116,12 +116,18 @@ def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
             memory=options.memory,
             width=1,
         )
-        kinds.append(known.setdefault(kind, kind))
+        kinds.append(_the_same(kind))
     waiting = waiting_jobs(
         *([job.id for job in jobs], kinds, [job.priority for job in jobs], [job.time_limit for job in jobs]),
         [job.submitted for job in jobs],
     )
     return many(LiveJob, len(lives), {"live": lives, "waiting": waiting, "cancelled": [live.cancelled for live in lives]})
+
+
+@lru_cache(maxsize=10_000)
+def _the_same(kind: Kind) -> Kind:
+    """As one object, of jobs that are submitted one by one, too: which are of one kind is asked of each job of a listing."""
+    return kind
 
 
 def waiting_jobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.units import format_size
@@ -50,12 +51,21 @@ class Decision:
     one_queue: bool = False
     _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
     _reasons: dict[int, dict[tuple[Kind, float], Reason]] = field(default_factory=dict)  # as of so many seconds later
+    _firsts: Set[int] | None = None
 
     @property
     def others_have_gpus(self) -> bool:
         """Whether something that is none of the queue's has some: nobody tells when they are free."""
         state = self._room.state
         return bool(state.unusable) or any(not job.id for job in state.running)
+
+    @property
+    def firsts(self) -> Set[int]:
+        """The jobs that have a place kept for them: of no others ``reason`` says when they start."""
+        if self._firsts is None:
+            kept = [hold.reservation for holds in self._held.values() for hold in holds.values() if hold.reservation is not None]
+            self._firsts = {*self._promised, *(one.job for one in (*kept, *self.reservations))}
+        return self._firsts
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""

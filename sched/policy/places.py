@@ -139,27 +139,31 @@ def _pairs(of_priority: tuple[int, Iterable[tuple[int, _Pairs]]]) -> Iterator[tu
 
 
 class InOrder:
-    """All that wait, put in the order in which they are looked at. They are added by their numbers, the least first. Jobs that start
+    """All that wait, put in the order in which they are looked at. They are added with their numbers, the least first. Jobs that start
     together are several numbers of one job, and have one place."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._of: dict[int, tuple[Kind, dict[int, Callable[[int], None]], bool]] = {}
+        self._of: dict[int, tuple[Kind, dict[int, Callable[[int], None]]]] = {}
         self._ranked: defaultdict[tuple[bool, int, tuple[float, ...]], defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._turns: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._widths: dict[int, int] = {}  # 0 for all but the first of those that start together; those of 1 are left out
 
-    def add(self, number: int, job: WaitingJob) -> None:
-        kind = job.kind
-        of = self._of.get(id(kind))
-        if of is None:
-            of = self._of[id(kind)] = kind, {}, kind.width != 1  # as long as the kind is kept its id is its own
-        add = of[1].get(job.priority)
-        if add is None:
-            add = of[1][job.priority] = self._beside(job)
-        add(number)
-        if of[2]:
-            self._widths[number] = kind.width if number == job.id else 0
+    def add_all(self, jobs: Iterable[tuple[int, WaitingJob]]) -> None:
+        last, priority, wide = None, 0, False
+        add: Callable[[int], None] | None = None
+        for number, job in jobs:
+            if add is None or job.kind is not last or job.priority != priority:
+                last, priority, wide = job.kind, job.priority, job.kind.width != 1
+                of = self._of.get(id(last))
+                if of is None:
+                    of = self._of[id(last)] = last, {}  # as long as the kind is kept its id is its own
+                add = of[1].get(priority)
+                if add is None:
+                    add = of[1][priority] = self._beside(job)
+            add(number)
+            if wide:
+                self._widths[number] = job.kind.width if number == job.id else 0
 
     def _beside(self, job: WaitingJob) -> Callable[[int], None]:
         """What adds one to those that are not told from it but by their numbers."""

@@ -157,6 +157,20 @@ class Row:
         at, index = self._find(order(job))
         return at < len(self._parts) and index < len(self._parts[at]) and self._parts[at][index] is job
 
+    def those(self, jobs: Sequence[WaitingJob]) -> set[int]:
+        """The numbers of those of them that are here. Those that stand behind each other here, too, are looked for once."""
+        found, start = set[int](), 0
+        while start < len(jobs):
+            at, index = self._find(order(jobs[start]))
+            part, before = self._parts[at] if at < len(self._parts) else [], start
+            for job, here in zip(islice(jobs, start, None), islice(part, index, None), strict=False):
+                if job is not here:
+                    break
+                found.add(job.id)
+                start += 1
+            start = max(start, before + 1)
+        return found
+
     def behind(self, place: tuple[int, int]) -> Iterator[WaitingJob]:
         first, index = self._find(place, behind=True)
         for part in islice(self._parts, first, None):
@@ -227,7 +241,7 @@ class Line:
     def add_all(self, jobs: Sequence[WaitingJob]) -> None:
         self._first = None
         rows: defaultdict[float, list[WaitingJob]] = defaultdict(list)
-        for limit, of_limit in _grouped(jobs, [job.time_limit for job in jobs]).items():
+        for limit, of_limit in grouped(jobs, [job.time_limit for job in jobs]).items():
             self.limits[limit] += len(of_limit)
             rows[length(of_limit[0])] += of_limit
         for about, of_row in rows.items():
@@ -310,6 +324,12 @@ class WaitingList:
         row = None if line is None else line.rows.get(length(job))
         return row is not None and row.has(job)
 
+    def those(self, jobs: Sequence[WaitingJob]) -> set[int]:
+        """Of jobs of one kind that have the same time limit, the numbers of those that wait. Quick where they are in the queue's order."""
+        line = self.lines.get(jobs[0].kind)
+        row = None if line is None else line.rows.get(length(jobs[0]))
+        return set() if row is None else row.those(jobs)
+
     def of(self, user: str = "") -> list[WaitingJob]:
         """A user's, or all, in the queue's order."""
         jobs = [job for line in self.lines.values() if not user or line.first().user == user for job in line]
@@ -355,7 +375,7 @@ class WaitingList:
     def add_all(self, jobs: Sequence[WaitingJob]) -> None:
         """As ``add`` of each, in a fraction of the time where there are many."""
         kinds: defaultdict[Kind, list[WaitingJob]] = defaultdict(list)
-        for same in _grouped(jobs, [id(job.kind) for job in jobs]).values():  # many have the very same, which saves comparing
+        for same in grouped(jobs, [id(job.kind) for job in jobs]).values():  # many have the very same, which saves comparing
             kinds[same[0].kind] += same
         for kind, of_kind in kinds.items():
             self._line(kind).add_all(of_kind)
@@ -390,7 +410,8 @@ def _one_less(counts: Counter[K], key: K) -> None:
         del counts[key]
 
 
-def _grouped(jobs: Sequence[WaitingJob], keys: Sequence[K]) -> dict[K, list[WaitingJob]]:
+def grouped(jobs: Sequence[WaitingJob], keys: Sequence[K]) -> dict[K, list[WaitingJob]]:
+    """``keys``: one for each job."""
     if len(set(keys)) == 1:
         return {keys[0]: [*jobs]}
     found: defaultdict[K, list[WaitingJob]] = defaultdict(list)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import replace
@@ -28,7 +28,7 @@ from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import WaitingJob, grouped
 from dockless.sched.policy.whatif import Earlier, Sooner
 from dockless.sched.store import queries
 from dockless.sched.wire import why_aside
@@ -149,48 +149,59 @@ class Answers:
             return Forecast()
         return await self.outlook.starts(turn)
 
-    def starts(self, numbers: Sequence[int], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
+    def starts(self, waiting: Mapping[int, WaitingJob], found: Forecast) -> tuple[dict[int, float], dict[int, float]]:
         """In how many seconds some of those that wait start, as ``why`` says it, and of which others no more is foretold than that they
-        start no earlier than in so many; those of which nobody can say are left out."""
+        start no earlier than in so many; those of which nobody can say are left out. ``waiting``: as ``Entries.seen_of`` has them."""
         engine, now, decision = self.engine, clock.ticks(), self.engine.decision
         starts, after = dict[int, float](), dict[int, float]()
-        for number in numbers if decision is not None else ():
-            job = engine.entries.seen(number)
-            if decision is None or job is None:
+        if decision is None:
+            return starts, after
+        seen = waiting.items()
+        if found.whole:  # of all others nobody can say
+            seen = {number: job for number, job in seen if job.id in found.starts}.items()
+        told = {job.id for _, job in seen if job.id in engine.aside.kept and engine.aside.follows(job.id)}
+        line = [job for _, job in seen if job.id not in engine.aside.kept]
+        for alike in grouped(line, [(id(job.kind), job.time_limit, job.priority) for job in line]).values():
+            if self._held(alike[0]):  # else it may not start yet by settings that are new, or does now
+                told |= engine.waiting.those(alike)
+        until = None if found.whole or found.until is None else max(0.0, found.until - now)
+        for number, job in seen:
+            if job.id not in told:
                 continue
-            if job.id in engine.aside.kept:
-                at = found.starts.get(job.id)
-                foretold = engine.aside.follows(job.id)
-            else:
-                foretold = job in engine.waiting and self._held(job)  # else it may not start yet by settings that are new, or does now
-                at = _starts_at(decision.reason(job, now), found.starts.get(job.id), found.whole) if foretold else None
-            if foretold and at is not None:
+            at = found.starts.get(job.id)
+            if at is None and job.id in decision.firsts and job.id not in engine.aside.kept:
+                at = _starts_at(decision.reason(job, now), at, found.whole)
+            if at is not None:
                 starts[number] = max(0.0, at - now)
-            elif foretold and not found.whole and found.until is not None:
-                after[number] = max(0.0, found.until - now)
+            elif until is not None:
+                after[number] = until
         return starts, after
 
-    def reasons(self) -> Callable[[Job], str]:
-        """What says of a job that waits why it does, as things are at this moment: nothing may happen in between."""
+    def reasons(self, seen: Callable[[int], WaitingJob | None] | None = None) -> Callable[[Job], str]:
+        """What says of a job that waits why it does, as things are at this moment: nothing may happen in between. ``seen``: as
+        ``Entries.seen`` says it."""
+        find = seen or self.engine.entries.seen
         engine, decision, now = self.engine, self.engine.decision, clock.ticks()
         if engine.outage.text:
             return lambda _: f"nothing can be started: {engine.outage.text}"
         if HOST in engine.drained:
             return lambda _: f"nothing is started: the host was {engine.drained[HOST]}"
-        texts: dict[int, str] = {}
-        reasons: list[Reason] = []  # as long as they are kept their ids are their own
+        aside = engine.aside.kept
+        firsts = decision.firsts if decision is not None else frozenset()
+        texts: dict[tuple[int, float], str] = {}
 
         def why(job: Job) -> str:
-            waiting = engine.entries.seen(job.id)
-            if waiting is not None and waiting.id in engine.aside.kept:
-                return engine.aside.why(job if waiting.id == job.id else engine.entries[waiting.id].job)
+            waiting = find(job.id)
             if waiting is None or decision is None:
                 return "just submitted"
-            reason = decision.reason(waiting, now)
-            text = texts.get(id(reason))
+            number = waiting.id
+            if number in aside:
+                return engine.aside.why(job if number == job.id else engine.entries[number].job)
+            text = texts.get((id(waiting.kind), waiting.time_limit)) if number not in firsts else None
             if text is None:
-                reasons.append(reason)
-                text = texts[id(reason)] = self._shown(reason.text + (self._troubles() if waiting.gpus else ""))
+                text = self._shown(decision.reason(waiting, now).text + (self._troubles() if waiting.gpus else ""))
+                if number not in firsts:
+                    texts[id(waiting.kind), waiting.time_limit] = text
             return text
 
         return why
@@ -206,7 +217,7 @@ class Answers:
 
     def page(self, caller: Caller, part: Part) -> dict[str, Any]:
         """The same as ``view`` shows them, with their places and when they start."""
-        return page(part, self.reasons(), lambda uid: not caller.may_manage(uid))
+        return page(part, self.reasons(part.seen.get), lambda uid: not caller.may_manage(uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,

@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
-from types import TracebackType
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from dockless.base import paths
 from dockless.base.checks import check, checked
-from dockless.base.dataclass import replace
 from dockless.base.descriptors import received
 from dockless.base.path import Path
-from dockless.base.records import differences, read
+from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any, Literal
 from dockless.base.waits import Pause, blocking
-from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
+from dockless.errors import DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
 from dockless.sched.wire.protocol import Ahead, Awaited, DaemonInfo, GpuInfo, HostInfo, JobEvent, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.submitting import Submitting
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
@@ -69,118 +65,14 @@ def connect(path: Path | str | None = None, *, timeout: float = 10.0) -> Client:
     return client
 
 
-class Client:
+class Client(Submitting):
     """One connection to the daemon; a context manager. Not for several threads at once: give each its own."""
 
     def __init__(self, path: Path | str | None = None, *, timeout: float = 10.0, patience: float = 30.0) -> None:
-        self.path = Path(path) if path is not None else socket_path()
-        self.timeout = timeout
+        super().__init__(Path(path) if path is not None else socket_path(), timeout)
         self.patience = patience
-        self._socket: socket.socket | None = None
-        self._buffer = bytearray()
-
-    def __enter__(self) -> Client:
-        self._open()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        self._buffer.clear()
 
     # -- jobs
-
-    def submit(self, job: JobSpec) -> int:
-        """Queue one job; its id. When this returns, the job is on disk."""
-        return self.submit_many([job])[0]
-
-    def submit_many(self, jobs: Iterable[JobSpec], *, progress: Callable[[int, int], None] | None = None) -> list[int]:
-        """Queue several in one transaction, all or none; their ids in order. ``progress``: told how many of how many jobs the daemon has,
-        where they are more than fit into one request. The text of an interrupt (``KeyboardInterrupt``) says what became of them: none was
-        queued, or it came too late. ``DaemonUnavailable`` says where they may be in the queue."""
-        specs = tuple(jobs)
-        if not specs:
-            return []
-        with _none_queued():
-            self._anew()
-            parts = protocol.in_parts(protocol.encode(_plain(job))[:-1] for job in specs)
-            begun = list[list[bytes]]()
-            while sum(sum(map(len, part)) for part in begun) <= protocol.MAX_REQUEST and (part := next(parts, None)) is not None:
-                begun.append(part)
-            whole = protocol.submission(chain.from_iterable(begun))
-        if sum(map(len, begun)) == len(specs) and protocol.fits(whole, len(specs)):
-            return self._queued(whole, len(specs))
-        return self._submit_in_parts(chain(begun, parts), len(specs), progress or (lambda sent, of: None))
-
-    def _submit_in_parts(self, parts: Iterable[list[bytes]], count: int, progress: Callable[[int, int], None]) -> list[int]:
-        sent = 0
-        try:
-            with _none_queued():
-                for part in parts:
-                    kept = self._answered("part", protocol.submission(part, op="part", of=count))["kept"]
-                    sent += len(part)
-                    if kept != sent:  # this is another connection
-                        raise self._lost(None)
-                    progress(sent, count)
-        except BaseException as error:
-            self.close()  # and the daemon forgets them
-            if isinstance(error, BadInput) and "unknown operation" in str(error):
-                hint = "the daemon is older than this client: restart it, or submit a shorter list"
-                raise BadInput(str(error), subject="protocol", hint=hint) from None
-            raise
-        return self._queued(_request("submit", {"of": count}), count)
-
-    def _queued(self, line: bytes, count: int) -> list[int]:
-        """Send what queues so many jobs; their ids. After an interrupt the daemon is asked what became of them."""
-        timeout = self.timeout + count / 1000
-        with _none_queued():
-            self._open()
-        try:
-            self._send_line("submit", line)
-            return self._new_ids(timeout, count)
-        except KeyboardInterrupt:
-            # Our end is closed, which the daemon sees, and not its: it says what became of them.
-            assert self._socket is not None
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
-        try:
-            first, *others = self._new_ids(timeout, count)
-        except DaemonUnavailable as error:
-            raise KeyboardInterrupt(f"{error}; {error.hint}") from None
-        except SchedError:
-            raise KeyboardInterrupt("none of the jobs was queued") from None
-        finally:
-            self.close()
-        queued = f"the jobs are queued, from job {first} on" if others else f"the job is queued, as {first}"
-        raise KeyboardInterrupt(f"the interrupt came too late: {queued}") from None
-
-    def _new_ids(self, timeout: float, count: int) -> list[int]:
-        """The answer to a submit. ``DaemonUnavailable``: nobody knows what became of it."""
-        try:
-            answer = self._receive(timeout)
-        except DaemonUnavailable as error:
-            hint = "what was submitted may be in the queue: look with `dockless queue` before you submit it again"
-            raise DaemonUnavailable(str(error), subject=error.subject, hint=hint) from None
-        if "first" in answer:
-            return list(range(int(answer["first"]), int(answer["first"]) + count))
-        return [int(number) for number in answer["ids"]]
-
-    def submit_gang(self, jobs: Iterable[JobSpec]) -> list[int]:
-        """Queue jobs that start together, or not at all, each with a ``role``; their ids in order. The first stands for all: what is asked
-        of it is asked of all, and it ends as they do."""
-        plain = [_plain(job) for job in jobs]
-        self._anew()
-        return self._queued(_request("submit", {"jobs": plain, "gang": True}), len(plain))
-
-    @checked
-    def submit_array(self, job: JobSpec, count: int) -> list[int]:
-        """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""
-        self._anew()
-        return self._queued(_request("submit", {"jobs": [_plain(job)], "array": count}), count)
 
     @checked
     def queue(
@@ -472,7 +364,7 @@ class Client:
         self._call("shutdown")
         self.close()
 
-    # -- the wire
+    # -- what goes on over a restart of the daemon
 
     def _patient(self, error: DaemonUnavailable, lost_since: float | None) -> float:
         """Whether the daemon is to be asked again, in a moment: jobs run on without it, so a restart is no reason to stop waiting. Since
@@ -482,132 +374,6 @@ class Client:
         if now - lost_since > self.patience:
             raise error
         return lost_since
-
-    def _call(self, op: str, **fields: Any) -> dict[str, Any]:
-        self._anew()
-        self._send(op, fields)
-        return self._receive(self.timeout)
-
-    def fileno(self) -> int:
-        """What is readable when there is something to receive."""
-        assert self._socket is not None
-        return self._socket.fileno()
-
-    def _stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any] | Pause]:
-        self._anew()
-        self._send(op, fields)
-        finished = False
-        try:
-            while not finished:
-                if b"\n" not in self._buffer:
-                    yield Pause(self.fileno(), None)
-                message = self._receive(self.timeout)
-                finished = bool(message.get("end"))
-                yield message
-        finally:
-            if not finished:  # the reader went away in the middle: what follows on this connection belongs to nobody
-                self.close()
-
-    def _anew(self) -> None:
-        """On another connection where the daemon has closed this one: it closes silent ones where it needs their places."""
-        if self._socket is not None and not self._buffer and _hung_up(self._socket):
-            self.close()
-
-    def _open(self) -> None:
-        if self._socket is not None:
-            return
-        protocol.check_address(self.path)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        # In a blocking connect(2) the kernel waits for a place among the calls that the daemon has not taken yet; others fail at once.
-        seconds = max(self.timeout, 0.001)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
-        try:
-            connection.connect(str(self.path))
-        except OSError as error:
-            connection.close()
-            reason = {2: "no socket there", 11: "it takes no call in time", 111: "nobody listens", 13: "it is not yours"}.get(
-                error.errno or 0, str(error)
-            )
-            raise DaemonUnavailable(
-                f"no daemon answers at {self.path}: {reason}",
-                subject=str(self.path),
-                hint="start one with `dockless daemon` (it serves you alone), or ask the administrator for root's",
-            ) from None
-        self._socket = connection
-
-    def _send(self, op: str, fields: dict[str, Any]) -> None:
-        self._send_line(op, _request(op, fields))
-
-    def _answered(self, op: str, line: bytes) -> dict[str, Any]:
-        self._send_line(op, line)
-        return self._receive(self.timeout)
-
-    def _send_line(self, op: str, line: bytes) -> None:
-        if len(line) > protocol.MAX_REQUEST:
-            raise BadInput(
-                f"the request has {len(line)} bytes, at most {protocol.MAX_REQUEST} are taken", subject=op, hint="submit in parts"
-            )
-        self._open()
-        assert self._socket is not None
-        try:
-            self._socket.settimeout(self.timeout)
-            self._socket.sendall(line)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # a daemon that refuses a caller says so and hangs up, maybe before it was asked: what it said is there to be read
-        except OSError as error:
-            self.close()
-            raise self._lost(error) from None
-
-    def _receive(self, timeout: float | None) -> dict[str, Any]:
-        assert self._socket is not None
-        searched = 0
-        try:
-            self._socket.settimeout(timeout)
-            while (end := self._buffer.find(b"\n", searched)) < 0:
-                searched = len(self._buffer)
-                chunk = self._socket.recv(1 << 18)
-                if not chunk:
-                    self.close()
-                    raise self._lost(None)
-                self._buffer += chunk
-        except OSError as error:
-            self.close()
-            raise self._lost(error) from None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        message = protocol.decode(line)
-        if not message.get("ok"):
-            protocol.raise_error(dict(message.get("error") or {}))
-        return message
-
-    def _lost(self, error: OSError | None) -> SchedError:
-        why = "it closed the connection" if error is None else "no answer in time" if isinstance(error, TimeoutError) else str(error)
-        return DaemonUnavailable(
-            f"the daemon at {self.path} went away: {why}",
-            subject=str(self.path),
-            hint="running jobs go on without it; start it again with `dockless daemon`",
-        )
-
-
-def _request(op: str, fields: dict[str, Any]) -> bytes:
-    return protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}})
-
-
-@contextmanager
-def _none_queued() -> Iterator[None]:
-    """An interrupt here leaves nothing in the queue."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("none of the jobs was queued") from None
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    """Whether the other end is closed, and nothing is left to be read."""
-    connection.settimeout(0)
-    with suppress(OSError):
-        return not connection.recv(1, socket.MSG_PEEK)
-    return False
 
 
 def _ids(jobs: Iterable[int]) -> tuple[int, ...]:
@@ -630,8 +396,3 @@ def _in_order(ids: Iterable[int], found: dict[int, Job]) -> list[Job]:
         if number not in found:
             raise UnknownJob(f"job {number} ended and was forgotten", subject=str(number), hint="see queue.keep_jobs")
     return [found[number] for number in ids]
-
-
-def _plain(job: JobSpec) -> dict[str, Any]:
-    """As it travels. A disk that is named by a path is looked up here, with the rights of whoever asks."""
-    return differences(replace(job, spec=replace(job.spec, limits=job.spec.limits.by_number())))

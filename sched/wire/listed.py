@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART = 250
+PART = 500
 """Jobs of a part."""
 LOOKS = 2_000
 """Numbers that are put in order before somebody else's turn."""
@@ -49,7 +49,7 @@ class Listed:
         running = sorted(self.engine.active)
         numbers = list(self.engine.entries)
         for part in _parts(running):
-            yield Part(self._shown(part))
+            yield Part(self._shown(part), self.engine.entries.seen_of(part))
             await self.turn()
         if not self.wanted.states or State.PENDING in self.wanted.states:
             async with contextlib.aclosing(self._waiting(numbers, frozenset(running))) as parts:
@@ -62,36 +62,32 @@ class Listed:
 
     async def _waiting(self, numbers: list[int], running: frozenset[int]) -> AsyncGenerator[Part, None]:
         among = await self.engine.reported(self._among) if self.wanted.group or self.wanted.until is not None else None
-        order = await self._in_order(numbers, running, among)
+        order = await self._in_order([number for number in sorted(numbers) if number not in running], among)
         foretold = await self.answers.foretold(self.turn) if order else Forecast()
         for part in _parts(order):
-            numbers = [number for number, _ in part]
-            yield Part(self._shown(numbers), {number: place for number, place in part if place}, *self.answers.starts(numbers, foretold))
+            places = dict(part)
+            seen = self.engine.entries.seen_of(places)
+            yield Part(self._shown([*places]), seen, places, *self.answers.starts(seen, foretold))
             await self.turn()
 
-    async def _in_order(self, numbers: list[int], running: frozenset[int], among: Set[int] | None) -> list[tuple[int, int]]:
-        """The numbers of the waiting jobs that are wanted, in the order in which they are shown, each with its place. The place is 0 for a
+    async def _in_order(self, numbers: Sequence[int], among: Set[int] | None) -> list[tuple[int, int]]:
+        """Those of ``numbers`` that wait and are wanted, in the order in which they are shown, each with its place. The place is 0 for a
         job that may not start yet, unless the limit of its array keeps it and the forecast says when it starts."""
-        numbers.sort()
         entries, aside, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
         places = self.answers.outlook.places()
         line, following = InOrder(places), why_aside.places(self.engine, places)
-        add = line.add
         kept_aside: list[tuple[int, int]] = []
         others, count = set[int](), 0
         for start in range(0, len(numbers), LOOKS):
-            for number in numbers[start : start + LOOKS]:
-                if number in running or (job := entries.seen(number)) is None:
-                    continue
-                wanted = (not user or job.user == user) and (among is None or number in among)
-                if job.id not in aside:
-                    add(number, job)
-                    if wanted:
-                        count += 1
-                    else:
-                        others.add(number)
-                elif wanted:
-                    kept_aside.append((number, following.get(number, (0, 0))[0]))
+            seen = entries.seen_of(numbers[start : start + LOOKS])
+            behind = {number for number, job in seen.items() if job.id in aside} if aside else set[int]()
+            unwanted = set[int]()
+            if user or among is not None:
+                unwanted = {n for n, job in seen.items() if (user and job.user != user) or (among is not None and n not in among)}
+            line.add_all([pair for pair in seen.items() if pair[0] not in behind] if behind else seen.items())
+            kept_aside += [(n, following.get(n, (0, 0))[0]) for n in (seen if behind else ()) if n in behind and n not in unwanted]
+            others |= unwanted - behind
+            count += len(seen) - len(behind | unwanted)
             await self.turn()
         every, found = iter(line), list[tuple[int, int]]()
         if others:
@@ -104,8 +100,7 @@ class Listed:
 
     def _shown(self, numbers: Sequence[int]) -> list[Job]:
         """Those of them that are wanted and have not ended."""
-        whole, outlined = self.engine.entries.whole(numbers)
-        found = {number: entry.live.job for number, entry in whole.items()}
+        found, outlined = self.engine.entries.jobs(numbers)
         if outlined:
             found |= {job.id: job for job in queries.jobs(self.engine.reader, outlined)}
         shown = map(found.__getitem__, filter(found.__contains__, numbers))

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter
 
+from dockless.base.dataclass import columns as columns_of
 from dockless.base.dataclass import dataclass, field, many
 from dockless.base.records import differences
-from dockless.base.typing import Any
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sched.jobs import NO_OPTIONS, Job, State, read_options
 
+if TYPE_CHECKING:
+    from dockless.sched.policy.waiting import WaitingJob
+
 _FIELDS = tuple(name for name in Job.__slots__ if name != "attempts")
-_VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
 _READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple, "options": read_options}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Jobs of a listing. ``places``, ``starts`` (``Job.starts_in``), ``after`` (``Job.starts_after``): by their numbers; of those that are
-    not there nothing is said."""
+    """Jobs of a listing. ``seen``: what the policy sees of those that wait, ``places``, ``starts`` (``Job.starts_in``), ``after``
+    (``Job.starts_after``): by their numbers; of those that are not there nothing is said."""
 
     jobs: Sequence[Job]
+    seen: Mapping[int, WaitingJob] = field(default_factory=dict)
     places: Mapping[int, int] = field(default_factory=dict)
     starts: Mapping[int, float] = field(default_factory=dict)
     after: Mapping[int, float] = field(default_factory=dict)
@@ -41,7 +44,7 @@ def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[int], bool]
     jobs = part.jobs
     state, why, options, uid = map(_FIELDS.index, ("state", "reason", "options", "uid"))
     words = [_FIELDS.index(name) for name in ("name", "image", "command")]
-    columns = [list(column) for column in zip(*map(_VALUES, jobs), strict=True)]
+    columns = columns_of(jobs, _FIELDS)
     columns[why] = [
         said or (reason(job) if now is State.PENDING else "") for job, now, said in zip(jobs, columns[state], columns[why], strict=True)
     ]
@@ -53,10 +56,10 @@ def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[int], bool]
     for name, said_of in (("place", part.places), ("starts_in", part.starts), ("starts_after", part.after)):
         if said_of:
             column = _FIELDS.index(name)
-            columns[column] = [said_of.get(job.id, nothing) for job, nothing in zip(jobs, columns[column], strict=True)]
-    asked = {id(found): found for found in columns[options]}  # most share theirs
+            columns[column] = [*map(said_of.get, columns[_FIELDS.index("id")], columns[column])]
+    asked = dict(zip(map(id, columns[options]), columns[options], strict=True))  # most share theirs
     said = {key: {} if found is NO_OPTIONS else differences(found) for key, found in asked.items()}
-    columns[options] = [said[id(found)] for found in columns[options]]
+    columns[options] = [*map(said.__getitem__, map(id, columns[options]))]
     found: dict[str, Any] = {"count": len(jobs), "same": {}, "each": {}}
     for name, values in zip(_FIELDS, columns, strict=True):
         if values.count(values[0]) == len(values):

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from dockless.base.dataclass import dataclass, field
 from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
@@ -58,6 +59,17 @@ PATIENCE = 60.0
 """Seconds in which a client takes some of an answer, or is dropped; not those who read logs, maybe page by page."""
 _HEADERS = 100
 """Lines of a request over HTTP that are passed over."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """``kept``: the parts of a submit that have come; ``ahead``: what has been read of the next request."""
+
+    uid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    kept: Parts
+    ahead: bytearray = field(default_factory=bytearray)
 
 
 class Server:
@@ -140,85 +152,96 @@ class Server:
 
     async def _serve(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(Parts(self.engine, writer.transport.abort)) as kept:
-            await self._answer_all(uid, kept, reader, writer)
+            await self._answer_all(_Connection(uid, reader, writer, kept))
 
-    async def _answer_all(self, uid: int, kept: Parts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ahead = bytearray()
-        while True:
-            line = await self._request(uid, reader, ahead)
-            if not line:
-                return
-            size = len(line)
+    async def _answer_all(self, there: _Connection) -> None:
+        """One request after the other, until their connection ends or is for nothing else."""
+        uid, more = there.uid, True
+        while more and (line := await self._request(uid, there.reader, there.ahead)):
             await self.pacing.turn(uid)
             if line.startswith(b"GET "):
-                self._over(uid, size)
-                await self._over_http(uid, line, reader, writer)
+                self._over(uid, len(line))
+                await self._over_http(uid, line, there.reader, there.writer)
                 return
             request: dict[str, Any] = {}
-            caller = None
+            size = len(line)
             try:
                 try:
                     check_parts(line)
                     request = decode(line)
                 finally:
-                    del line
+                    del line  # it is not kept in memory while it is answered
                     self._over(uid, size)
                 if size > PIECE:
                     await self.pacing.turn(uid, size // PIECE)
-                if request.get("v") != VERSION:
-                    raise BadInput(
-                        f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
-                        subject="protocol",
-                        hint="client and daemon are of different versions: restart the daemon",
-                    )
-                # Looked up anew each time: settings and group membership may have changed under a long connection.
-                caller = self.engine.callers.caller(uid)
-                if request.get("op") == "logs":
-                    await self._logs(caller, request, reader, writer)
-                    continue
-                if request.get("op") == "exec":  # its connection is for nothing else from now on
-                    await self._exec(caller, request, reader, writer)
-                    return
-                if request.get("op") == "attach":
-                    job = self.answers.enterable(caller, job_id(request.get("job")))
-                    self.audit.note(caller, request, {})
-                    await self.entering.attach(caller, job, writer)
-                    await _taken(writer)
-                    continue
-                if in_parts.is_one(request):
-                    answer = await self._short(in_parts.answer(kept, caller, request, partial(self.pacing.turn, uid), reader, ahead))
-                    self.audit.note(caller, request, answer)
-                    writer.write(encode({"ok": True, **answer}))
-                    await _taken(writer)
-                    continue
-                verb = self._verbs.get(str(request.get("op")))
-                if verb is None:
-                    raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
-                work = verb(caller, request)
-                answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
-                owner = self.answers.own(caller, job_id(request.get("job"))).uid if request.get("op") in ("spec", "events") else -1
-                self.audit.note(caller, request, answer, owner=owner)
-                if isinstance(listed := answer.get("listed"), Listed):
-                    await self._send_pages(caller, writer, listed)
-                elif isinstance(jobs := answer.get("jobs"), AsyncIterator):
-                    await self._send_jobs(uid, writer, jobs, {name: value for name, value in answer.items() if value is not jobs})
-                else:
-                    writer.write(encode({"ok": True, **answer}))
-            except DocklessError as error:
-                kept.close()
-                if caller is not None:
-                    self.audit.note(caller, request, {}, error.code)
-                writer.write(encode(error_message(error)))
+                more = await self._answer(there, request)
             except (ConnectionError, TimeoutError):
                 raise
-            except Exception as error:  # a bug: the caller is told, the daemon goes on
-                kept.close()
-                op = request.get("op")
-                what = op if op in self._verbs or op in ("logs", "exec", "attach", "part") else "a request"
-                say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
-                failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
-                writer.write(encode(error_message(failed)))
-            await _taken(writer)
+            except Exception as error:
+                there.kept.close()
+                told = error if isinstance(error, DocklessError) else self._failed(uid, request, error)
+                there.writer.write(encode(error_message(told)))
+            await _taken(there.writer)
+
+    async def _answer(self, there: _Connection, request: dict[str, Any]) -> bool:
+        """Whether another may come on its connection. What is refused is noted, too."""
+        if request.get("v") != VERSION:
+            raise BadInput(
+                f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
+                subject="protocol",
+                hint="client and daemon are of different versions: restart the daemon",
+            )
+        # Looked up anew each time: settings and group membership may have changed under a long connection.
+        caller = self.engine.callers.caller(there.uid)
+        try:
+            return await self._answer_to(caller, there, request)
+        except DocklessError as error:
+            self.audit.note(caller, request, {}, error.code)
+            raise
+
+    async def _answer_to(self, caller: Caller, there: _Connection, request: dict[str, Any]) -> bool:
+        """As ``_answer``."""
+        match request.get("op"):
+            case "logs":
+                await self._logs(caller, request, there.reader, there.writer)
+            case "exec":
+                await self._exec(caller, request, there.reader, there.writer)
+                return False
+            case "attach":
+                job = self.answers.enterable(caller, job_id(request.get("job")))
+                self.audit.note(caller, request, {})
+                await self.entering.attach(caller, job, there.writer)
+            case _ if in_parts.is_one(request):
+                turn = partial(self.pacing.turn, there.uid)
+                answer = await self._short(in_parts.answer(there.kept, caller, request, turn, there.reader, there.ahead))
+                self.audit.note(caller, request, answer)
+                there.writer.write(encode({"ok": True, **answer}))
+            case _:
+                await self._answer_by_verb(caller, there, request)
+        return True
+
+    async def _answer_by_verb(self, caller: Caller, there: _Connection, request: dict[str, Any]) -> None:
+        op, writer = request.get("op"), there.writer
+        verb = self._verbs.get(str(op))
+        if verb is None:
+            raise BadInput(f"unknown operation {str(op)[:40]!r}", subject="protocol", hint="the daemon may be older")
+        work = verb(caller, request)
+        answer = await (_unless_gone(there.reader, work) if op == "wait" else self._short(work))
+        owner = self.answers.own(caller, job_id(request.get("job"))).uid if op in ("spec", "events") else -1
+        self.audit.note(caller, request, answer, owner=owner)
+        if isinstance(listed := answer.get("listed"), Listed):
+            await self._send_pages(caller, writer, listed)
+        elif isinstance(jobs := answer.get("jobs"), AsyncIterator):
+            await self._send_jobs(there.uid, writer, jobs, {name: value for name, value in answer.items() if value is not jobs})
+        else:
+            writer.write(encode({"ok": True, **answer}))
+
+    def _failed(self, uid: int, request: dict[str, Any], error: Exception) -> SchedError:
+        """What the caller is told of a bug; the daemon goes on."""
+        op = request.get("op")
+        what = op if op in self._verbs or op in ("logs", "exec", "attach", "part") else "a request"
+        say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
+        return SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
 
     async def _over_http(self, uid: int, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """``curl --unix-socket daemon.sock http://dockless/metrics``: a request of RFC 9112, and no more than this one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dockless._submitting import Order, make_job
 from dockless.base import json
 from dockless.base.dataclass import replace
-from dockless.base.findings import MOST, Findings
+from dockless.base.findings import Findings
 from dockless.base.idmaps import user_name
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, re
 from dockless.sched.formats.said import is_unread, place_of
 from dockless.sched.formats.tables import Source
 from dockless.sched.formats.templates import secrets_in, with_known
+from dockless.sched.parsing import NONE_QUEUED, with_line
 
 if TYPE_CHECKING:
     from dockless.sched import JobSpec
@@ -114,32 +115,36 @@ def _text(path: str, longest: int) -> str:
 
 def jobs_of_list(path: str, progress: Callable[[int, int], None] = lambda done, of: None) -> list[JobSpec]:
     """The jobs of a file of lines, each a job in dockless's own form, JSON. ``progress``: told now and then how many of how many lines are
-    read. ``BadInput`` with a note for each line that is wrong; an interrupt says that nothing is queued."""
+    read. ``BadInput`` with a note for each further mistake; an interrupt says that nothing is queued."""
     try:
         return _jobs_of_list(path, progress)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("none of the jobs was queued") from None
+        raise KeyboardInterrupt(NONE_QUEUED) from None
 
 
 def _jobs_of_list(path: str, progress: Callable[[int, int], None]) -> list[JobSpec]:
     found: list[JobSpec] = []
-    wrong: list[str] = []
-    lines_wrong = 0
+    wrong = Findings(NONE_QUEUED)
     lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")
     if not any(map(str.strip, lines)):
         raise BadInput(f"{path} is empty", subject=path, hint='write a job on each line: {"command": ["true"]}')
     known = keywords()
     for number, line in enumerate(lines, 1):
-        what = f"{path}:{number}"
         if number % _TOLD_EVERY == 0:
             progress(number, len(lines))
         try:
-            found.append(_job_of_line(line, what, known))
+            found.append(_job_of_line(line, f"{path}:{number}", known))
         except DocklessError as error:
-            lines_wrong += 1
-            wrong += [f"{error} ({error.hint})" if error.hint else str(error), *getattr(error, "__notes__", ())]
-    _refuse(wrong, lines_wrong, len(lines), path)
+            wrong.add(error)
+    wrong.refuse()
     return found
+
+
+def name_lines(error: DocklessError, path: str) -> None:
+    """What the daemon refuses of a list is told by the lines of its file."""
+    error.args = (with_line(str(error), path), *error.args[1:])
+    if notes := getattr(error, "__notes__", None):
+        notes[:] = [with_line(note, path) for note in notes]
 
 
 def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
@@ -160,16 +165,6 @@ def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
     wrong.refuse()
     assert job is not None
     return job
-
-
-def _refuse(wrong: Sequence[str], lines: int, count: int, path: str) -> None:
-    if wrong:
-        error = BadInput(f"{lines} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines")
-        for one in wrong[:MOST]:
-            error.add_note(one)
-        if len(wrong) > MOST:
-            error.add_note(f"and {len(wrong) - MOST} more")
-        raise error
 
 
 def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:

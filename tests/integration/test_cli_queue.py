@@ -356,9 +356,13 @@ def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     assert main(["submit", "-q", "--from", str(path)]) == 0
     jobs = job_ids(capfd)
     assert jobs == list(range(jobs[0], jobs[0] + 300))
-    path.write_text('{"command": ["true"]}\n{"command": ["true"], "gpus": 99}\n')
+    path.write_text(
+        '{"command": ["true"]}\n{"command": ["true"], "gpus": 99}\n{"command": ["true"]}\n{"command": ["true"], "after": "ok:9999"}\n'
+    )
     assert main(["submit", "--from", str(path)]) == 125
-    assert "that is job 2 of 2, of which none was queued" in capfd.readouterr().err
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith(f"dockless: {path}:2: 99 GPUs") and said[1].startswith("  hint: ")
+    assert said[2].startswith(f"  note: {path}:4: there is no job 9999 to wait for") and said[3:] == ["  note: none of the jobs was queued"]
     assert main(["submit", "-q", "--", "true"]) == 0
     assert job_ids(capfd) == [jobs[-1] + 1]
 

@@ -89,6 +89,8 @@ _WORDS = {
     "sched/engine/gpus/mps": "sched_mps gpu_mps",
     "sched/engine/lifecycle/remains": "sched_wants sched_engine",
     "sched/wire/client": "sched_client sched_answers",
+    "sched/wire/connection": "sched_client sched_answers",
+    "sched/wire/submitting": "sched_parts sched_client",
     "sched/wire/protocol": "sched_answers sched_client",
     "sched/wire/server": "sched_answers sched_server sched_daemon",
     "sched/policy/packing": "packing policy",

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -163,3 +164,25 @@ def test_a_copy_of_sound_values_is_not_checked_again():
     assert (changed.x, changed.name, changed.tags, changed.more) == (-1, "q", ("t",), {}) and point.x == 1
     with pytest.raises(TypeError, match="colour"):
         ours.copied(point, colour="red")
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1000])
+def test_hundreds_are_as_made_one_by_one(count):
+    """Instances of their class in every way, with defaults of their own where those are made anew."""
+    numbers, names = [*range(count)], [str(number) for number in range(count)]
+    for made, plain in (
+        (ours.many(Point, count, {"x": numbers}), [Point(number) for number in numbers]),
+        (ours.many(Point, count, {"x": numbers, "tags": repeat(("a",))}), [Point(number, tags=("a",)) for number in numbers]),
+        (ours.many(Point, count, {"x": repeat(7), "name": map(str, numbers)}), [Point(7, name) for name in names]),
+        (ours.many(Point, count, {"x": repeat(7)}), [Point(7) for _ in numbers]),
+    ):
+        assert made == plain and {type(one) for one in made} <= {Point}
+        assert ours.columns(made, ["name", "x"]) == [[one.name for one in made], [one.x for one in made]]
+        for one in made[-1:]:
+            assert pickle.loads(pickle.dumps(one)) == one and ours.replace(one, x=1).x == 1
+            with pytest.raises(AttributeError):
+                one.x = 3
+    counters = ours.many(Counter, count, {"label": repeat("a"), "later": repeat(1)})
+    assert len({id(one.seen) for one in counters}) == count
+    with pytest.raises(ValueError):
+        ours.many(Point, 200, {"x": range(199)})

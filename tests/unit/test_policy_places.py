@@ -27,8 +27,7 @@ def standing(state: QueueState, one: bool | None = None) -> Places:
 
 def listed(places: Places, jobs) -> list[tuple[int, int]]:
     line = InOrder(places)
-    for job in sorted(jobs, key=lambda job: job.id):
-        line.add(job.id, job)
+    line.add_all((job.id, job) for job in sorted(jobs, key=lambda job: job.id))
     return list(line)
 
 
@@ -107,9 +106,7 @@ def test_a_listing_is_in_the_order_of_the_rules():
 def test_those_that_start_together_have_one_place():
     gang, other = WaitingJob(1, "ann", width=3), WaitingJob(4, "ann")
     line = InOrder(standing(QueueState(FOUR, [gang, other])))
-    for number in (1, 2, 3):
-        line.add(number, gang)
-    line.add(4, other)
+    line.add_all([*((number, gang) for number in (1, 2, 3)), (4, other)])
     assert list(line) == [(1, 1), (2, 1), (3, 1), (4, 2)]
 
 

@@ -172,6 +172,21 @@ def test_why_a_job_waits_at_length(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_why_is_answered_after_the_pass_that_is_due(tmp_path):
+    async def story(desk):
+        (first,) = await desk.submit(BEN, job(gpus="2"))
+        box = await desk.runs(first)
+        (waits,) = await desk.submit(ANN, job(gpus="1"))
+        await desk.engine.decided()
+        desk.engine._took = 0.5  # as in a long queue: the next pass is not at once
+        box.end(Exit(0, None))
+        await until(lambda: first not in desk.engine.entries)
+        assert desk.engine._kicked and desk.engine.entries[waits].job.state is State.PENDING
+        assert (await desk(ANN, lambda queue: queue.why(waits))).state != "PENDING"
+
+    play(tmp_path, story)
+
+
 def test_when_each_of_a_queue_starts(tmp_path, monkeypatch):
     """One behind the other, in ``why`` and in a listing; whoever holds up the answers does not hold up the daemon."""
     threads = set()

@@ -67,9 +67,52 @@ def test_one_that_is_wrong_queues_none_of_them(tmp_path):
         wrong = [*jobs(50), JobSpec(gpus="99"), *jobs(50)]
         with pytest.raises(NotEnoughGpus) as caught:
             await desk(ANN, lambda queue: queue.submit_many(wrong))
-        assert caught.value.__notes__ == ["that is job 51 of a list, of which none was queued"]
+        assert str(caught.value).startswith("job 51 of 101: 99 GPUs") and caught.value.__notes__ == ["none of the jobs was queued"]
         await until(lambda: not desk.server._connections)
         assert in_queue(desk) == [] and not desk.engine.per_user.jobs and not desk.engine.per_user.size
+
+    play(tmp_path, story)
+
+
+def test_all_that_are_wrong_are_told_at_once(tmp_path):
+    """Of one request and of parts, up to 20. What came before and after is not kept, and does not count."""
+
+    async def story(desk):
+        for good in (3, 40):
+            wrong = [*jobs(good), JobSpec(gpus="99"), *jobs(good), *jobs(1, after=("ok:99",)), JobSpec(priority=1), *jobs(good)]
+            with pytest.raises(NotEnoughGpus) as caught:
+                await desk(ANN, lambda queue, wrong=wrong: queue.submit_many(wrong))
+            count, first = 3 * good + 3, good + 1
+            assert str(caught.value).startswith(f"job {first} of {count}: 99 GPUs asked for")
+            unmet, priority, none = caught.value.__notes__
+            assert unmet.startswith(f"job {2 * good + 2} of {count}: there is no job 99 to wait for")
+            assert priority.startswith(f"job {2 * good + 3} of {count}: priority 1 is for administrators (use 0")
+            assert none == "none of the jobs was queued"
+        many = [*jobs(10), *[JobSpec(gpus="99")] * 60]
+        with pytest.raises(NotEnoughGpus) as caught:
+            await desk(ANN, lambda queue: queue.submit_many(many))
+        *others, more, none = caught.value.__notes__
+        assert [note.split(":")[0] for note in others] == [f"job {number} of 70" for number in range(12, 31)]
+        assert more == "there may be more: correct these first"
+        await until(lambda: not desk.server._connections)
+        assert in_queue(desk) == [] and not desk.engine.per_user.jobs and not desk.engine.per_user.size
+
+    play(tmp_path, story)
+
+
+def test_parts_behind_one_that_is_wrong_are_counted_and_not_kept(tmp_path):
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        wrong = protocol.submission([b"{}", b'{"gpus":"99"}'], op="part", of=6)
+        for line, kept in ((part(2, 6), 2), (wrong, 4), (part(2, 6), 6)):
+            assert await ask(connection, line) == {"ok": True, "kept": kept}
+            assert desk.engine.per_user.jobs == ({ANN: 2} if kept == 2 else {})
+        end = protocol.encode({"v": 1, "op": "submit", "of": 6})
+        assert (await ask(connection, end))["error"]["message"].startswith("job 4 of 6: 99 GPUs")
+        assert await ask(connection, part(4, 4)) == {"ok": True, "kept": 4}
+        assert await ask(connection, END) == {"ok": True, "first": 1}
+        connection[1].close()
 
     play(tmp_path, story)
 
@@ -85,7 +128,7 @@ def test_what_is_too_much_is_refused_at_the_first_part(tmp_path):
 
 
 def part(count: int, of: int) -> bytes:
-    from dockless.sched.wire.client import _plain
+    from dockless.sched.wire.submitting import _plain
 
     return protocol.submission([protocol.encode(_plain(job))[:-1] for job in jobs(count)], op="part", of=of)
 
@@ -263,10 +306,15 @@ def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
     async def story(desk):
         desk.who = ANN
         connection = await asyncio.open_unix_connection(desk.path)
-        for wrong in (part(3, 4), part(1, 4).replace(b'"gpus":"1"', b'"gpus":"99"'), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')):
+        unlike = part(2, 4).replace(b'"gpus":"1"', b'"gpus":"99"', 1), part(1, 4).replace(b'"jobs":[', b'"jobs":[7,')
+        for wrong, code in ((part(3, 4), "bad_input"), (unlike[0], "not_enough_gpus"), (unlike[1], "bad_input")):
             assert await ask(connection, part(2, 4)) == {"ok": True, "kept": 2}
-            assert (await ask(connection, wrong))["error"]["code"] in ("bad_input", "not_enough_gpus")
+            said = await ask(connection, wrong)
             assert not desk.engine.per_user.jobs and not desk.engine.per_user.size
+            if wrong in unlike:
+                assert said == {"ok": True, "kept": 4}
+                said = await ask(connection, END)
+            assert said["error"]["code"] == code
         said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
         assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
         connection[1].close()
@@ -414,12 +462,12 @@ def test_without_an_answer_they_may_be_in_the_queue(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_before_anything_is_sent_says_so(tmp_path, monkeypatch):
-    from dockless.sched.wire import client
+    from dockless.sched.wire import client, submitting
 
     def interrupted(job):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_plain", interrupted)
+    monkeypatch.setattr(submitting, "_plain", interrupted)
     with pytest.raises(KeyboardInterrupt, match="none of the jobs was queued"):
         client.Client(tmp_path / "no").submit_many(jobs(2))
 

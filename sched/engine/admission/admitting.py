@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 
 from dockless.base.dataclass import replace
+from dockless.base.findings import MOST, Findings
 from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
-from dockless.sched.engine.waiting.aside import name_whole_arrays, refuse_unknown
+from dockless.sched.engine.waiting.aside import name_whole_arrays, refused
 from dockless.sched.jobs import JobSpec
+from dockless.sched.parsing import NONE_QUEUED, place_in_list
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
@@ -36,29 +39,70 @@ async def admitted(
     array: bool = False,
     place: tuple[int, int] = (0, 0),
     gang: bool = False,
-    before: int = 0,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises what is wrong with one. ``turn``, ``array``, ``place``, ``gang``: as in
-    ``Engine.submit``; ``before``: how many jobs of the same submit have been here."""
+    """The jobs, given as plain JSON values. Raises what is wrong with them; of a gang the first that is. ``turn``, ``array``, ``place``,
+    ``gang``: as in ``Engine.submit``."""
+    if gang:
+        return await _gang(engine, caller, specs, turn)
+    wrong = Findings(NONE_QUEUED if len(specs) > 1 else "")
+    new = await of_list(engine, caller, specs, turn, wrong, len(specs), in_array=array or place[0] > 0)
+    wrong.refuse()
+    return [replace(job, place=place) for job in new] if place[0] else new
+
+
+async def of_list(
+    engine: Engine,
+    caller: Caller,
+    specs: Sequence[Any],
+    turn: Callable[[], Awaitable[None]],
+    wrong: Findings,
+    count: int,
+    *,
+    before: int = 0,
+    in_array: bool = False,
+) -> list[NewJob]:
+    """Those of the jobs with which nothing is wrong; else it is noted, and raised where that is enough. ``before``: how many jobs of the
+    same submit, of ``count``, have been here."""
+    new, refusals = dict[int, NewJob](), dict[int, DocklessError]()
+    for index, plain in enumerate(specs):
+        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
+            await turn()
+        try:
+            job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
+            if job.options.role:
+                raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
+            new[index] = job
+        except DocklessError as error:
+            refusals[index] = error
+            if len(refusals) == MOST:
+                break
+    never = await refused(engine, caller, {name for job in new.values() for name in job.options.after}, turn)
+    for index, job in new.items() if never else ():
+        if unmet := [never[name] for name in job.options.after if name in never]:
+            refusals[index] = copy(unmet[0])
+    for index, refusal in sorted(refusals.items()):
+        if count > 1:
+            refusal.args = (place_in_list(before + index + 1, count) + str(refusal), *refusal.args[1:])
+        wrong.add(refusal)
+    return name_whole_arrays(engine, [*new.values()]) if not refusals else []
+
+
+async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
     new: list[NewJob] = []
     for index, plain in enumerate(specs):
         if index % JOBS_A_TURN == JOBS_A_TURN - 1:
             await turn()
         try:
             asked = read(JobSpec, plain, "job")
-            if gang and len(specs) > 1:
+            if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
-            job = engine.admission.admit(caller, asked, array or place[0] > 0)
-            new.append(replace(job, place=place) if place[0] else job)
+            new.append(engine.admission.admit(caller, asked))
         except DocklessError as error:
-            if before:
-                error.add_note(f"that is job {before + index + 1} of a list, of which none was queued")
-            elif len(specs) > 1:
+            if len(specs) > 1:
                 error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
             raise
-    if gang:
-        new = gang_admission.as_gang(engine, caller, new)
-    elif any(job.options.role for job in new):
-        raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
-    await refuse_unknown(engine, caller, {name for job in new for name in job.options.after}, turn)
+    new = gang_admission.as_gang(engine, caller, new)
+    never = await refused(engine, caller, {name for job in new for name in job.options.after}, turn)
+    for refusal in never.values():
+        raise refusal
     return name_whole_arrays(engine, new)

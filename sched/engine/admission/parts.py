@@ -7,12 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
+from dockless.base.findings import Findings
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, Refused, SchedError
 from dockless.sched.callers import Caller
-from dockless.sched.engine.admission.admitting import admitted
+from dockless.sched.engine.admission.admitting import of_list
 from dockless.sched.engine.admission.per_user import taken
 from dockless.sched.engine.entry import just_submitted
+from dockless.sched.parsing import NONE_QUEUED
 from dockless.sched.store import queue
 from dockless.sched.store.queue import NewJob
 
@@ -32,7 +34,7 @@ KEPT_AT_MOST = 600.0
 class Parts:
     """The parts of one submit that have come so far. They count as jobs in the queue, so that what is kept of a user, all connections
     together, is never more than she may have there. Too old, they are dropped, whatever else their connection is used for; ``dropped`` is
-    called then."""
+    called then. Where something is wrong with one none is kept, and those that come are looked at, so that all of it is told at the end."""
 
     def __init__(self, engine: Engine, dropped: Callable[[], None]) -> None:
         self._engine = engine
@@ -40,16 +42,22 @@ class Parts:
         self._too_old: asyncio.TimerHandle | None = None
         self._begun = 0.0
         self._counted = ExitStack()
+        self._came = 0
         self._new: list[NewJob] = []
+        self._wrong = Findings(NONE_QUEUED)
         self._given_up = False
         self._config = engine.config
 
     def __len__(self) -> int:
-        return len(self._new)
+        return self._came
 
     def close(self) -> None:
         """Keep nothing of it."""
         self._stop_clock()
+        self._came, self._wrong = 0, Findings(NONE_QUEUED)
+        self._drop_jobs()
+
+    def _drop_jobs(self) -> None:
         self._new = []
         self._counted.close()
 
@@ -83,11 +91,15 @@ class Parts:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
         with engine.per_user.in_parts(caller.uid, len(specs), 0):
-            new = await admitted(engine, caller, specs, turn, before=before)
+            new = await of_list(engine, caller, specs, turn, self._wrong, of, before=before)
             size = sum(taken(len(job.spec), job.options) for job in new)
             engine.admission.refuse_too_large(caller, engine.per_user, size)
-        self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
-        self._new += new
+        self._came += len(specs)
+        if self._wrong.errors:
+            self._drop_jobs()
+        else:
+            self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
+            self._new += new
         until = min(engine.loop.time() + KEPT_FOR, self._begun + KEPT_AT_MOST)
         self._too_old = engine.loop.call_at(until, self._drop)
 
@@ -97,8 +109,9 @@ class Parts:
         engine, new = self._engine, self._new
         self._stop_clock()
         try:
-            if len(new) != of:
-                raise BadInput(f"{len(new)} jobs came of {of}, so none was queued", subject="of", hint="submit them again")
+            if len(self) != of:
+                raise BadInput(f"{len(self)} jobs came of {of}, so none was queued", subject="of", hint="submit them again")
+            self._wrong.refuse()
             if engine.config is not self._config:  # by which the first of them were judged
                 raise Refused("the settings were read again meanwhile, so none was queued", subject="submit", hint="submit them again")
             if engine.closing:

@@ -336,21 +336,26 @@ class Aside:
         return self._named[job.uid, job.name][0]
 
 
-async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str], turn: Callable[[], Awaitable[None]]) -> None:
-    """UnknownJob, NotPermitted: a job can wait for those of its owner, and those of an administrator for any. ``turn``: awaited between
-    pieces of work."""
-    numbers = [parse_dependency(text)[0] for text in after]
-    for start in range(0, len(numbers), AT_ONCE):
+async def refused(
+    engine: Engine, caller: Caller, after: Collection[str], turn: Callable[[], Awaitable[None]]
+) -> dict[str, UnknownJob | NotPermitted]:
+    """Those that cannot be waited for, and why: a job can wait for those of its owner, and those of an administrator for any. ``turn``:
+    awaited between pieces of work."""
+    found: dict[str, UnknownJob | NotPermitted] = {}
+    named = [(text, parse_dependency(text)[0]) for text in after]
+    for start in range(0, len(named), AT_ONCE):
         if start:
             await turn()
-        part = numbers[start : start + AT_ONCE]
-        owners = queries.owners(engine.reader, part)
-        for number in part:
+        part = named[start : start + AT_ONCE]
+        owners = queries.owners(engine.reader, [number for _, number in part])
+        for text, number in part:
             if number not in owners:
                 hint = "`dockless queue --all` lists them; old ones are forgotten"
-                raise UnknownJob(f"there is no job {number} to wait for", subject=str(number), hint=hint)
-            if not caller.may_manage(owners[number]):
-                raise NotPermitted(f"job {number} belongs to another user", subject=str(number), hint="wait for jobs of your own")
+                found[text] = UnknownJob(f"there is no job {number} to wait for", subject=str(number), hint=hint)
+            elif not caller.may_manage(owners[number]):
+                hint = "wait for jobs of your own"
+                found[text] = NotPermitted(f"job {number} belongs to another user", subject=str(number), hint=hint)
+    return found
 
 
 def name_whole_arrays(engine: Engine, new: Sequence[NewJob]) -> list[NewJob]:

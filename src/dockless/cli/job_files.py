@@ -6,7 +6,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.output import out, print_json, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import GROUPS
-from dockless.errors import BadInput
+from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
     from dockless.sched.formats import JobFile
@@ -85,14 +85,18 @@ def submit_list(options: Namespace) -> int:
         raise BadInput("a command stands beside --from", subject="--from", hint="each line has its own")
     from functools import partial
 
-    from dockless._jobfiles import jobs_of_list
+    from dockless._jobfiles import jobs_of_list, name_lines
     from dockless._submitting import Order
     from dockless.cli.counted import Counted
     from dockless.cli.jobs import submit_order
 
     with Counted(options.quiet) as counted:
         jobs = jobs_of_list(options.job_list, partial(counted, "lines read"))
-    return submit_order(Order(tuple(jobs)), options)
+    try:
+        return submit_order(Order(tuple(jobs)), options)
+    except DocklessError as error:
+        name_lines(error, options.job_list)
+        raise
 
 
 def _refuse_beside(options: Namespace, more: tuple[str, ...], where: str) -> None:
