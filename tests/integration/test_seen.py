@@ -45,7 +45,7 @@ def test_top_shows_what_runs_inside_and_nothing_of_ours(box, capsys):
 def test_what_reads_a_terminal_is_ours(capsys):
     box = dockless.start(["sleep", "1000"], tty=True, id="shown")
     try:
-        until(lambda: psutil.Process(box.pid).children(), "it has begun")
+        until(lambda: [found for found in psutil.Process(box.pid).children() if found.name() == "sleep"], "it has begun")
         rows = json.loads(told(capsys, "top", "--json", "shown"))
         assert [row["command"] for row in rows] == ["sleep 1000"]
     finally:

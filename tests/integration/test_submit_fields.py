@@ -64,7 +64,8 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, ca
         "env = { B = 'b<% $secrets.token %>' }\narray = 2\n[secrets]\ntoken = 'hunter2'\n"
     )
     jobs = dockless.submit_file(path)
-    assert [job.wait(60).exit_code for job in jobs] == [0, 0] and out.read_text() == "hunter2 bhunter2\n" * 2
+    assert [job.wait(60).exit_code for job in jobs] == [0, 0], [*jobs[0].logs()]
+    assert out.read_text() == "hunter2 bhunter2\n" * 2
     first = str(jobs[0].id)
     shown = []
     for words in (
