@@ -59,7 +59,7 @@ def with_known(text: str, secrets: Collection[str], where: str) -> str:
     return text
 
 
-def put_in(env: Variables, secrets: Mapping[str, str]) -> Variables:
+def with_values(env: Variables, secrets: Mapping[str, str]) -> Variables:
     """The variables with the values of the secrets. What refers to another stays as it is."""
     return tuple((name, re.sub(_SECRET, lambda match: secrets.get(match[1], match[0]), text)) for name, text in env)
 
