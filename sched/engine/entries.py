@@ -115,7 +115,7 @@ class _Like:
 
 
 class _Known(dict[tuple[Any, ...], _Like]):
-    """By what was asked for."""
+    """What was made of each combination of values in the columns ``_ASKED``; it is made at the first look."""
 
     def __missing__(self, asked: tuple[Any, ...]) -> _Like:
         found = self[asked] = _like(*asked)

@@ -933,7 +933,7 @@ def test_what_stands_for_a_value_that_could_not_be_read_is_not_found_wrong(tmp_p
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which there is not"),
+        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which the file does not have"),
         ("hostname = '<% $secrets.a %>'", "a.toml:2: a secret stands where everybody on the host can read it"),
         ("[secrets.c]\nenv = 'NOT_SET'", "a.toml:2: the secret c has no value"),
     ],
