@@ -307,7 +307,7 @@ class OrderedLife(Life):
     def _ask_again(self, queue: Client, number: int, wanted: Wanted) -> None:
         """What the daemon that died has not acknowledged; it may have come to it all the same."""
         job = queue.job(number)
-        if wanted.kind == "held" and not self.released and job.state is State.PENDING:
+        if wanted.kind == "held" and not self.released and job.options.held:
             queue.release(number)
         if wanted.kind == "again" and not self.requeued:
             while not (self.marks / "tried").exists():
