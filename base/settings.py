@@ -297,7 +297,7 @@ def check_possible(values: Mapping[str, Any]) -> None:
         raise BadInput("only root's daemon can keep the groups of a user in her jobs", subject="volumes", hint=hint)
 
 
-def unknown_names(path: Path | None = None) -> list[str]:
+def without_effect(path: Path | None = None) -> list[str]:
     """One line for each user and group in the file that this host does not know, for each reservation that is over, for ``gpus.mps`` where
     no GPU is shared so, for ``gpus.driver_root`` that is no directory, and for the first weight where ``queue.order`` is not fair: what is
     said of them has no effect. No error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""

@@ -92,7 +92,7 @@ def weigh(uid: int, weight: int) -> None:
 
 def confine(uid: int, processors: Set[int]) -> None:
     """Keep what is in a user's group to these processors. Harmless where there is no group, or groups do not have the cpuset controller.
-    ``OSError``. All of them, where none holds no longer: a group in which something runs cannot be told to have none of its own again."""
+    ``OSError``. To undo it give all processors: the kernel refuses to empty the list of a group in which something runs."""
     place = find_delegation(ask_systemd=False)
     if place.path is None:
         return

@@ -132,8 +132,9 @@ class Callers:
         return user, groups, account
 
 
-def label(groups: Sequence[str]) -> str:
-    """The group that use counts for where none is named: of those with a quota that a user is in, if there is just one."""
+def default_group(groups: Sequence[str]) -> str:
+    """The group that a job or a lease without a label counts for in reports of use. ``groups``: those with a quota that its user is in; of
+    several none is chosen."""
     return groups[0] if len(groups) == 1 else ""
 
 

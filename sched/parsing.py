@@ -23,12 +23,12 @@ NONE_QUEUED = "none of the jobs was queued"
 
 
 def place_in_list(number: int, count: int) -> str:
-    """What an error of one of several jobs that are submitted together begins with; counted from 1."""
+    """The beginning of an error about one job of a list. ``number``: its place, counted from 1."""
     return f"job {number} of {count}: "
 
 
 def with_line(text: str, path: str) -> str:
-    """The same with the line of the file ``path`` that each of them is."""
+    """An error with the file's line instead of the ``place_in_list``: each line of ``path`` is a job."""
     return re.sub(r"\Ajob ([0-9]{1,9}) of [0-9]{1,9}: ", lambda at: f"{path}:{at[1]}: ", text)
 
 

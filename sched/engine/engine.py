@@ -151,7 +151,7 @@ class Engine:
         self.callers = Callers(config)
         regroup(self)
         self.supplies = host_supplies.here(config)
-        own_cores.settle(self)
+        own_cores.apply(self)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
         self.decision = None
         if self.past is not None and self.past.half_life != config.half_life:

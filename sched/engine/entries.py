@@ -58,7 +58,7 @@ class Entries(MutableMapping[int, LiveJob]):
         return isinstance(self._of.get(number), WaitingJob)
 
     def seen_of(self, numbers: Iterable[int]) -> dict[int, WaitingJob]:
-        """``seen`` of those of them that have not ended."""
+        """As ``seen``, by number; those that have ended are left out."""
         found, of = dict[int, WaitingJob](), self._of
         for number in numbers:
             one = of.get(number)
@@ -69,7 +69,7 @@ class Entries(MutableMapping[int, LiveJob]):
         return found
 
     def jobs(self, numbers: Iterable[int]) -> tuple[dict[int, Job], list[int]]:
-        """Those of them of which the whole is here, and the numbers of the outlines."""
+        """The jobs of these numbers that are in memory completely, and the numbers of those of which only an outline is."""
         found, outlined, of = dict[int, Job](), list[int](), self._of
         for number in numbers:
             one = of.get(number)
@@ -78,12 +78,6 @@ class Entries(MutableMapping[int, LiveJob]):
             elif one is not None:
                 outlined.append(number)
         return found, outlined
-
-    def whole(self, numbers: Iterable[int]) -> tuple[dict[int, LiveJob], list[int]]:
-        """The jobs of these numbers that are in memory completely, and the numbers of those of which only an outline is."""
-        found = {number: entry for number in numbers if (entry := self._of.get(number)) is not None}
-        outlined = [number for number, entry in found.items() if not isinstance(entry, LiveJob)]
-        return {number: entry for number, entry in found.items() if isinstance(entry, LiveJob)}, outlined
 
     def seen(self, number: int) -> WaitingJob | None:
         """What the policy sees of it, or of the first of its gang; None for one that has ended."""
@@ -121,7 +115,7 @@ class _Like:
 
 
 class _Known(dict[tuple[Any, ...], _Like]):
-    """By what was asked for."""
+    """What was made of each combination of values in the columns ``_ASKED``; it is made at the first look."""
 
     def __missing__(self, asked: tuple[Any, ...]) -> _Like:
         found = self[asked] = _like(*asked)

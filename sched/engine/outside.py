@@ -20,7 +20,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
 from dockless.sched import clock
-from dockless.sched.callers import label
+from dockless.sched.callers import default_group
 from dockless.sched.engine import queue_state
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import sharing
@@ -78,7 +78,7 @@ class Outside:
                 found[uid].append((uuid, min(1.0, part, had)))
         for uid, gpus in found.items():
             user, groups = engine.callers.quota_of(uid)
-            spell = Spell(uid, user, label(groups), wall - (now - self._looked), wall, tuple(gpus))
+            spell = Spell(uid, user, default_group(groups), wall - (now - self._looked), wall, tuple(gpus))
             self.unwritten.append(spell)
             if engine.past is not None:
                 engine.past.add(user, groups, spell.count, self._looked, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dockless.base import paths
-from dockless.base.settings import check_possible, load, unknown_classes, unknown_names
+from dockless.base.settings import check_possible, load, unknown_classes, without_effect
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput
 from dockless.sched import config
@@ -28,7 +28,7 @@ def settings() -> config.Config:
     check_possible(load(path))
     found = config.load(path)
     check_own_cores(found)
-    for line in unknown_names(path):
+    for line in without_effect(path):
         say(line)
     return found
 

@@ -88,7 +88,7 @@ def parse(text: str, source: Source) -> JobFile:
 
 
 def _number(top: Table, key: str, unread: int = 0) -> int:
-    """``unread``: instead of one that is no number."""
+    """``unread``: what is returned for a value that is no number."""
     text = top.text(key, "0", like="[0-9]{1,9}", hint="give a whole number")
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else unread
 
@@ -129,7 +129,7 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
         return text or top.text(key)
 
     def place(key: str) -> str:
-        """Where that is said."""
+        """The key of which ``of`` returns the value."""
         return key if top.text(key) and not top.text(f"{name}_{key}") else f"{name}_{key}"
 
     options: dict[str, Any] = {"env": env} if env else {}

@@ -208,7 +208,7 @@ def _prerequisites(top: Table, scope: Mapping[str, Any]) -> dict[str, dict[str, 
             entry.note("require", "nothing is installed for it")
         if entry.has("auth"):
             entry.note("auth", "it is not used; log in with: dockless login REGISTRY")
-        uri: Any = ""
+        uri: Any
         if isinstance(entry.value("uri"), list):
             uri = [filled(text, scope, partial(entry.wrong, "uri")) for text in entry.texts("uri")]
         else:

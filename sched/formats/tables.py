@@ -148,7 +148,7 @@ class Table:
         value = self.value(key)
         text = str(value)
         if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", text):
-            self.wrong(key, f"is {shown(value)}, not a number", "give a number like 2 or 1.5")
+            self.wrong(key, f"is {shown(value)}, not a number of 0 or more", "give a number like 2 or 1.5")
             return 1.0
         found = float(text)
         assert math.isfinite(found)

@@ -51,16 +51,16 @@ def secrets_in(text: str) -> list[str]:
 
 
 def with_known(text: str, secrets: Collection[str], where: str) -> str:
-    """``text``. ``BadInput`` where it refers to a secret that is not among these names."""
+    """``text``, unchanged. ``BadInput`` where it refers to a secret that is not among these names."""
     for name in secrets_in(text):
         if name not in secrets:
             hint = "write it down under secrets"
-            raise BadInput(f"{where} refers to the secret {name!r}, which there is not", subject=where, hint=hint)
+            raise BadInput(f"{where} refers to the secret {name!r}, which the file does not have", subject=where, hint=hint)
     return text
 
 
-def put_in(env: Variables, secrets: Mapping[str, str]) -> Variables:
-    """The variables with the values of the secrets. What refers to another stays as it is."""
+def with_values(env: Variables, secrets: Mapping[str, str]) -> Variables:
+    """The variables with the values of these secrets. A reference to another secret stays as it is."""
     return tuple((name, re.sub(_SECRET, lambda match: secrets.get(match[1], match[0]), text)) for name, text in env)
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]
 
-
 _Alike = tuple[str, tuple[str, ...], str, frozenset[str], bool]
 """What jobs have in common that use up the same guarantees and count with the same weights."""
 
@@ -37,9 +36,10 @@ ENTRY = 600.0
 
 
 class _Standing:
-    """Of jobs that are alike, as ``job``, which can get GPUs of these ``classes`` alone. ``left``: how many GPUs one may ask for and stay
-    within a guarantee; ``known``: whether that and the ``shares`` are still so; ``past``: what both were before a start made them others,
-    and the furthest place that anybody had come to then."""
+    """How jobs that are alike stand in the order. ``job``: one of them; ``classes``: of the ``sets`` those that have all GPUs that it may
+    get. ``left``: how many GPUs one of them may ask for and stay within a guarantee; ``shares``: what its groups and its user have had, for
+    their weights. ``known``: whether both are up to date. ``past``: for each start that changed them, their values before it, and the
+    furthest place in the order that the pass had reached."""
 
     __slots__ = ("classes", "job", "known", "left", "past", "shares")
 
@@ -98,7 +98,7 @@ class Ranks:
         return job.gpus > standing.left, standing.shares
 
     def came_before(self, job: WaitingJob) -> bool:
-        """Whether, before something that has started made its place later, others had come further than that."""
+        """Whether the pass had already gone beyond the place that it had before a start made its place later."""
         if not self.moving:
             return False
         return any(self.place(job, (job.gpus > left, shares)) < until for left, shares, until in self._standing(job).past)

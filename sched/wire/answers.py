@@ -245,7 +245,7 @@ class Answers:
         entries = self.engine.entries
         for part in (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE)):
             await turn()
-            whole = {number: entry.job.uid for number, entry in entries.whole(part)[0].items()}
+            whole = {number: job.uid for number, job in entries.jobs(part)[0].items()}
             owners = whole | queries.owners(self.engine.reader, [number for number in part if number not in whole])
             for number in part:
                 if owners.get(number) != caller.uid:

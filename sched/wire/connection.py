@@ -1,4 +1,4 @@
-"""One connection to the daemon: opened when something is asked, and again where the daemon has closed it."""
+"""The client's side of a connection to the daemon: opened at the first request, and again where the daemon has closed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """A context manager; the socket at ``path``. ``timeout``: seconds for connecting, and for an answer."""
+    """A client's connection to the socket at ``path``; a context manager. ``timeout``: seconds for connecting, and for an answer."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         self.path = path

@@ -63,7 +63,7 @@ _HEADERS = 100
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """``kept``: the parts of a submit that have come; ``ahead``: what has been read of the next request."""
+    """The server's side of one. ``kept``: the parts of a submit that have come; ``ahead``: what has been read of the next request."""
 
     uid: int
     reader: asyncio.StreamReader
@@ -155,7 +155,7 @@ class Server:
             await self._answer_all(_Connection(uid, reader, writer, kept))
 
     async def _answer_all(self, there: _Connection) -> None:
-        """One request after the other, until their connection ends or is for nothing else."""
+        """Answer one request after the other, until the connection ends or a request takes it over (``exec``, HTTP)."""
         uid, more = there.uid, True
         while more and (line := await self._request(uid, there.reader, there.ahead)):
             await self.pacing.turn(uid)
@@ -184,7 +184,7 @@ class Server:
             await _taken(there.writer)
 
     async def _answer(self, there: _Connection, request: dict[str, Any]) -> bool:
-        """Whether another may come on its connection. What is refused is noted, too."""
+        """Answer a request; whether its connection may send another. A refusal is in the audit log, too."""
         if request.get("v") != VERSION:
             raise BadInput(
                 f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
@@ -237,7 +237,7 @@ class Server:
             writer.write(encode({"ok": True, **answer}))
 
     def _failed(self, uid: int, request: dict[str, Any], error: Exception) -> SchedError:
-        """What the caller is told of a bug; the daemon goes on."""
+        """Log an unexpected error, a bug; what the caller is told. The daemon goes on."""
         op = request.get("op")
         what = op if op in self._verbs or op in ("logs", "exec", "attach", "part") else "a request"
         say(f"unexpected error in {what} of uid {uid}: {describe(error)}")

@@ -1,4 +1,4 @@
-"""Jobs on their way into the queue: in one request or in parts, and what became of them after an interrupt or without an answer."""
+"""The part of a client that submits jobs: in one request or in parts, and with word of what became of them after an interrupt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dockless.sched.wire.connection import Connection, request
 
 
 class Submitting(Connection):
-    """The submits of a client."""
+    """A connection with the submitting methods of ``Client``."""
 
     def submit(self, job: JobSpec) -> int:
         """Queue one job; its id. When this returns, the job is on disk."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from dockless._jobfiles import shown_again
+from dockless._jobfiles import unhidden
 from dockless._options import KEYWORDS, gpus_wanted
 from dockless.base.dataclass import defaults_of, replace
 from dockless.base.healthcheck import HealthCheck
@@ -71,7 +71,7 @@ def _role(job: JobSpec) -> Role:
         job.min_succeeded or None,
         job.reserve_cpus,
     )
-    return shown_again(role)
+    return unhidden(role)
 
 
 def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[str], role: str = "") -> JobFile:

@@ -15,7 +15,7 @@ from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, read_own
-from dockless.sched.formats.said import is_unread, place_of
+from dockless.sched.formats.keyword_places import is_unread, place_of
 from dockless.sched.formats.tables import Source
 from dockless.sched.formats.templates import secrets_in, with_known
 from dockless.sched.parsing import NONE_QUEUED, with_line
@@ -466,8 +466,8 @@ def _hidden(role: Role, secrets: Mapping[str, str]) -> Role:
     return replace(role, command=command, options=options)
 
 
-def shown_again(role: Role) -> Role:
-    """Commands that came in a variable are in their place again: the inverse of ``_hidden``."""
+def unhidden(role: Role) -> Role:
+    """The inverse of ``_hidden``: the commands of the shell stand in ``command`` again."""
     env = role.options.get("env", {})
     if _HIDDEN not in env or role.command[2:3] != (_FROM_HIDDEN,):
         return role

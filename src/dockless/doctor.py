@@ -273,7 +273,7 @@ def _settings() -> tuple[Status, str, str]:
 
     path = paths.config_file()
     kinds = settings.load(path)["gpus.devices"]
-    if unknown := settings.unknown_names(path) + settings.unknown_classes(has_class(kinds), path):
+    if unknown := settings.without_effect(path) + settings.unknown_classes(has_class(kinds), path):
         return "note", "; ".join(unknown), "correct or remove these: they have no effect"
     if kinds:
         from dockless.sandbox.gpus import handed_out

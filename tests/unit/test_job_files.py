@@ -24,7 +24,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
-from dockless.sched.formats.templates import put_in
+from dockless.sched.formats.templates import with_values
 from dockless.sched.jobs import options_of
 from dockless.sched.parsing import MAX_AFTER
 
@@ -323,7 +323,7 @@ def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
     path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
     job = make_job_of(read_job_file(str(path)), "job.toml")
     assert "hunter2" not in repr(job) and "hunter2" not in str(plain(job.spec))
-    env = dict(put_in(job.spec.env, dict(job.secrets)))
+    env = dict(with_values(job.spec.env, dict(job.secrets)))
     subprocess.run(job.spec.argv, env=env | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "hunter2"
 
@@ -346,13 +346,14 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
         make_job_of(read_job_file(str(path)), "job.toml")
     monkeypatch.setenv("OUR_TOKEN", "x")
     job = make_job_of(read_job_file(str(path)), "job.toml")
-    assert job.secrets == (("token", "x"),) and put_in(job.spec.env, dict(job.secrets)) == (("A", "x"),)
+    assert job.secrets == (("token", "x"),) and with_values(job.spec.env, dict(job.secrets)) == (("A", "x"),)
 
 
 def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
     text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
     a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
-    assert (a.secrets, b.secrets) == ((("x", "1"),), ()) and put_in(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
+    assert (a.secrets, b.secrets) == ((("x", "1"),), ())
+    assert with_values(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
     long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
     with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
         make_job_of(read_text(long, "job.toml"), "job.toml")
@@ -932,7 +933,7 @@ def test_what_stands_for_a_value_that_could_not_be_read_is_not_found_wrong(tmp_p
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which there is not"),
+        ("env = { A = '<% $secrets.b %>' }", "a.toml:2: env.A refers to the secret 'b', which the file does not have"),
         ("hostname = '<% $secrets.a %>'", "a.toml:2: a secret stands where everybody on the host can read it"),
         ("[secrets.c]\nenv = 'NOT_SET'", "a.toml:2: the secret c has no value"),
     ],

@@ -424,7 +424,7 @@ def test_defaults_are_written_once():
 )
 def test_names_that_nobody_has_are_told(home, text, said):
     written(text)
-    assert settings.unknown_names() == [f"{paths.config_file()}:{said}"]
+    assert settings.without_effect() == [f"{paths.config_file()}:{said}"]
     settings.load()  # no error: an account may be removed while the file stays
     status, what, step = doctor._settings()
     assert (status, what) == ("note", f"{paths.config_file()}:{said}") and step
@@ -432,16 +432,16 @@ def test_names_that_nobody_has_are_told(home, text, said):
 
 def test_groups_of_the_file_need_no_group_of_the_system(home):
     written('[quota.groups]\nours = 2\n[groups]\nours = ["root"]\n')
-    assert settings.unknown_names() == []
+    assert settings.without_effect() == []
 
 
 def test_a_weight_has_an_effect_in_a_fair_order(home):
     written('[quota.users]\nroot = { weight = 2 }\n[queue]\norder = "fair"\n')
-    assert settings.unknown_names() == []
+    assert settings.without_effect() == []
 
 
 def test_without_a_file_no_name_is_unknown(home):
-    assert settings.unknown_names() == []
+    assert settings.without_effect() == []
 
 
 def test_processors_are_chosen_in_one_way():

@@ -16,7 +16,7 @@ from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.base.units import exact_size, format_size
 from dockless.errors import BadInput, NotPermitted, Refused
-from dockless.sched.callers import Caller, Callers, label
+from dockless.sched.callers import Caller, Callers, default_group
 from dockless.sched.config import Config
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.engine.gpus.hostgpus import HostGpus
@@ -127,7 +127,7 @@ class Admission:
             uid=caller.uid,
             user=caller.user,
             name=job.name,
-            group=job.group or label(groups),
+            group=job.group or default_group(groups),
             image=job.spec.image,
             command=storable(shlex.join(arg[:200] for arg in argv[:40])[:200]),
             gpus=job.gpus,

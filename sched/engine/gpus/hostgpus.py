@@ -55,8 +55,7 @@ class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
     some number of GPUs. ``changed``: called when more or fewer may be usable than at the last look; ``settle``: when ``reasons`` may
-    have changed. ``ours``: the GPUs that our jobs have, and their shares as
-    ``sharing.leased``, None where jobs share none."""
+    have changed. ``ours``: the GPUs that our jobs have, and their shares as ``sharing.leased``, None where jobs share none."""
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None

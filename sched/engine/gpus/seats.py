@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from dockless.sandbox.gpus.request import WHOLE
 from dockless.sched.policy import classes
-
-_WHOLE = "whole"  # as after ``class=``
 
 
 def seated(wishes: Sequence[tuple[int, str]], room: Callable[[str], Collection[int]]) -> tuple[list[int], str]:
@@ -16,12 +15,12 @@ def seated(wishes: Sequence[tuple[int, str]], room: Callable[[str], Collection[i
     A class says how much memory each GPU has only where some of that model have less than the largest share."""
     shares = [share for share, _ in wishes]
     largest, models = max(shares, default=0), {classes.model(name) for share, name in wishes if share}
-    models = {"" if model.lower() == _WHOLE else model for model in models}
+    models = {"" if model.lower() == WHOLE else model for model in models}
     if len(models) != 1:
         return [0] * len(wishes), ""
     (gpu_class,) = models
     if largest > min(room(gpu_class), default=0):
-        gpu_class = classes.named(gpu_class or _WHOLE, largest << 20)
+        gpu_class = classes.named(gpu_class or WHOLE, largest << 20)
     capacity = min(room(gpu_class), default=0)
     return (seats(shares, capacity) if largest <= capacity else [0] * len(wishes)), gpu_class
 

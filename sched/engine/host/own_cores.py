@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
 
 NOT_KNOWN: frozenset[int] = frozenset()
-"""The processors of a group of which nobody knows what was written there."""
+"""Stands for the processors of a group while it is not known which it has."""
 
 
 def started(engine: Engine, uid: int) -> None:
-    """One of her jobs runs: perhaps in a group that was made for it."""
+    """One of her jobs runs, perhaps in a group that was just made: nothing is known of its processors."""
     if engine.config.has_own_cores:
         engine.confined[uid] = NOT_KNOWN
-        settle(engine)
+        apply(engine)
 
 
 def taken_up(engine: Engine) -> None:
-    """Jobs run that an earlier daemon started, perhaps with other settings."""
+    """Jobs run that an earlier daemon started, perhaps with other settings: write the processors of all groups again."""
     if os.geteuid() == 0:
         engine.confined = {entry.job.uid: NOT_KNOWN for entry in engine.active.values()}
-        settle(engine)
+        apply(engine)
 
 
-def settle(engine: Engine) -> None:
-    """Jobs have started or ended, or the settings are others: the groups follow, in a thread, as the kernel takes its time for that."""
+def apply(engine: Engine) -> None:
+    """Divide the processors anew, after a start, an end or new settings. The groups are written in a thread: that takes milliseconds."""
     if not engine.config.has_own_cores and not engine.confined:
         return
     engine.alone = divide(_whole_cores(engine), os.sched_getaffinity(0), engine.alone) if engine.config.has_own_cores else {}
@@ -60,8 +60,8 @@ def _whole_cores(engine: Engine) -> Mapping[int, int]:
 
 
 def divide(wanted: Mapping[int, int], processors: Set[int], earlier: Mapping[int, Set[int]]) -> dict[int, frozenset[int]]:
-    """The processors that each user has alone, of those there are: as many as ``wanted``, while there are some beside the first one. Who
-    had some ``earlier`` keeps them."""
+    """The processors that each user has alone: of ``processors`` as many as ``wanted``, as long as there are enough; one at least is left
+    to all. Who had some ``earlier`` keeps them."""
     kept = {uid: sorted(earlier.get(uid, frozenset()) & processors)[:count] for uid, count in wanted.items()}
     free = sorted(processors - {number for numbers in kept.values() for number in numbers})[1:]
     for uid in sorted(wanted):
@@ -80,7 +80,7 @@ async def _confine(engine: Engine) -> None:
 
 
 def _differs(engine: Engine) -> dict[int, frozenset[int]]:
-    """The users whose groups are on other processors than they should be, and these. Forgets those of whom nothing runs."""
+    """The users whose groups are on other processors than they should be, and the right ones. Users without running jobs are forgotten."""
     here, running = frozenset(os.sched_getaffinity(0)), {entry.job.uid for entry in engine.active.values()}
     engine.confined = {uid: numbers for uid, numbers in engine.confined.items() if uid in running}
     taken = frozenset[int]().union(*engine.alone.values())

@@ -32,7 +32,7 @@ def started(engine: Engine, uid: int) -> None:
 def ended(engine: Engine, uid: int) -> None:
     """One of her jobs does not run any more, or never did. Her group weighs the same as before more often than not, and is gone with her
     last job, or soon will be."""
-    own_cores.settle(engine)
+    own_cores.apply(engine)
     if uid not in engine.weights:
         return
     wanted = _now(engine, uid)

@@ -93,9 +93,9 @@ def asked_for(engine: Engine, job: Job) -> Spec:
 
 
 def _with_secrets(asked: JobSpec) -> Spec:
-    from dockless.sched.formats.templates import put_in
+    from dockless.sched.formats.templates import with_values
 
-    return copied(asked.spec, env=put_in(asked.spec.env, dict(asked.secrets)))
+    return copied(asked.spec, env=with_values(asked.spec.env, dict(asked.secrets)))
 
 
 async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> None:

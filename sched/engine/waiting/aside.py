@@ -77,7 +77,7 @@ class Aside:
         self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
         self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, the oldest first
         self._arrays: dict[int, _Array] = {}
-        self._limited: set[int] = set()  # of all arrays
+        self._limited: set[int] = set()  # the numbers of those that the limit of any array keeps aside
 
     def enter(self, job: Job) -> None:
         """A job that has not ended, before anything else is asked of it."""
@@ -92,13 +92,13 @@ class Aside:
                 insort(self._named.setdefault((uid, name), []), number)
 
     def keep(self, job: WaitingJob) -> None:
-        """It is kept aside, from now on."""
+        """Keep a job aside from now on."""
         if job.id not in self.kept:
             self.kept[job.id] = job.kind
             self.counts[job.user, job.groups] += 1
 
     def _let_go(self, number: int) -> bool:
-        """It is no more kept aside; whether it was."""
+        """Keep a job aside no longer; whether it was kept."""
         kind = self.kept.pop(number, None)
         if kind is None:
             return False
@@ -109,7 +109,7 @@ class Aside:
         return True
 
     def regrouped(self, jobs: Mapping[int, WaitingJob]) -> None:
-        """The groups of these have changed."""
+        """Count jobs whose groups with a quota have changed for the new ones. ``jobs``: these jobs, by number."""
         self.kept = {number: jobs[number].kind if number in jobs else kind for number, kind in self.kept.items()}
         self.counts = Counter((kind.user, kind.groups) for kind in self.kept.values())
 
@@ -339,8 +339,8 @@ class Aside:
 async def refused(
     engine: Engine, caller: Caller, after: Collection[str], turn: Callable[[], Awaitable[None]]
 ) -> dict[str, UnknownJob | NotPermitted]:
-    """Those that cannot be waited for, and why: a job can wait for those of its owner, and those of an administrator for any. ``turn``:
-    awaited between pieces of work."""
+    """Of the words of ``after`` those that name a job which cannot be waited for, and why. A job can wait for jobs of its owner, a job of
+    an administrator for any. ``turn``: awaited between pieces of work."""
     found: dict[str, UnknownJob | NotPermitted] = {}
     named = [(text, parse_dependency(text)[0]) for text in after]
     for start in range(0, len(named), AT_ONCE):

@@ -77,8 +77,8 @@ def _said(options: Namespace) -> dict[str, Any]:
 
 
 def _edited(file: JobFile, number: int, options: Namespace) -> int:
-    """Submitted as the user's editor leaves it. A text that is wrong is not lost. Secrets are not in it: those that have no value there,
-    and none in the environment, are the job's own."""
+    """Submitted as the user's editor leaves it. A text that is wrong is not lost. Values of secrets are not in it: where neither
+    the text nor the environment has one, the job's own is used."""
     import shlex
     import subprocess
     import tempfile
@@ -88,7 +88,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
     from dockless.sched.formats.own import document, toml
 
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables may hold what is theirs
+    fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables may hold secrets, too
     with open(fd, "w", encoding="utf-8") as stream:
         stream.write(toml(document(file)))
     try:

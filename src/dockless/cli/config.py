@@ -34,7 +34,7 @@ def config(options: Namespace) -> int:
         return _show(values, options.json)
     from dockless.sandbox.gpus.host_classes import has_class
 
-    unknown = settings.unknown_names(path) + settings.unknown_classes(has_class(values["gpus.devices"]), path)
+    unknown = settings.without_effect(path) + settings.unknown_classes(has_class(values["gpus.devices"]), path)
     return _check(path, unknown, _disk(values), options.json)
 
 
