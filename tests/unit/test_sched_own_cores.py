@@ -34,6 +34,8 @@ def test_who_had_some_keeps_them():
     assert divide({1: 1, 2: 2}, EIGHT, {2: {6, 7}}) == {1: {5}, 2: {6, 7}}
     assert divide({2: 1}, EIGHT, {2: {6, 7}}) == {2: {6}}
     assert divide({2: 2}, EIGHT - {7}, {2: {6, 7}}) == {2: {5, 6}}, "that processor has been switched off"
+    assert divide({1: 1, 2: 1}, frozenset({5, 6}), {1: {5}, 2: {6}}) == {2: {6}}, "what is now the first one is everybody's"
+    assert divide({1: 1}, frozenset({3}), {1: {3}}) == {}
 
 
 @given(st.lists(st.dictionaries(st.integers(1, 5), st.integers(0, 6), max_size=5), min_size=1, max_size=6), st.integers(1, 12))

@@ -62,8 +62,9 @@ def _whole_cores(engine: Engine) -> Mapping[int, int]:
 def divide(wanted: Mapping[int, int], processors: Set[int], earlier: Mapping[int, Set[int]]) -> dict[int, frozenset[int]]:
     """The processors that each user has alone: of ``processors`` as many as ``wanted``, as long as there are enough; one at least is left
     to all. Who had some ``earlier`` keeps them."""
-    kept = {uid: sorted(earlier.get(uid, frozenset()) & processors)[:count] for uid, count in wanted.items()}
-    free = sorted(processors - {number for numbers in kept.values() for number in numbers})[1:]
+    usable = processors - {min(processors)}
+    kept = {uid: sorted(earlier.get(uid, frozenset()) & usable)[:count] for uid, count in wanted.items()}
+    free = sorted(usable - {number for numbers in kept.values() for number in numbers})
     for uid in sorted(wanted):
         while free and len(kept[uid]) < wanted[uid]:
             kept[uid].append(free.pop())
