@@ -31,7 +31,8 @@ class Findings:
             self.add(found)
 
     def add(self, error: DocklessError) -> None:
-        """Raises all of them where there are enough."""
+        """Raises all of them where there are enough. What an error holds on to, the frames that it came through, is let go."""
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         if self.told(error) not in map(self.told, self.errors):
             self.errors.append(error)
         if self.many:

@@ -15,6 +15,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.healthcheck import HealthCheck
 from dockless.base.later import re
 from dockless.base.paths import StrPath
+from dockless.base.text import shown
 from dockless.base.typing import Literal
 from dockless.base.units import NOT_FOR_STOP
 from dockless.cgroups import Limits
@@ -224,9 +225,9 @@ def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: flo
     """Of a sandbox's own program and of any other: its variables, its directory, its time. ``BadInput``"""
     for name, _ in env:
         if not name or "=" in name:
-            raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name, hint="write NAME=value")
+            raise BadInput(f"environment name {shown(name)} is empty or contains '='", subject=name[:60], hint="write NAME=value")
     if workdir and not workdir.startswith("/"):
-        raise BadInput(f"working directory {workdir!r} is not absolute", subject=workdir, hint="start it with '/'")
+        raise BadInput(f"working directory {shown(workdir)} is not absolute", subject=workdir[:60], hint="start it with '/'")
     _in_range("timeout", timeout, 0, _MAX_SECONDS)
 
 
@@ -243,7 +244,7 @@ def _check(spec: Spec) -> None:
             raise BadInput(f"device {name[:60]} is a GPU, and GPUs are leased", subject="devices", hint=hint)
     for mount in spec.mounts:
         if not mount.target.startswith("/"):
-            raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
+            raise BadInput(f"mount target {shown(mount.target)} is not an absolute path", subject=mount.target[:60], hint="start it with '/'")
         if mount.kind == "volume":
             check_id(mount.source, "volume name")
         if posixpath.normpath(mount.target).strip("/") == "":

@@ -181,6 +181,7 @@ class Server:
                 there.kept.close()
                 told = error if isinstance(error, DocklessError) else self._failed(uid, request, error)
                 there.writer.write(encode(error_message(told)))
+            request.clear()  # nor for as long as nothing else is asked
             await _taken(there.writer)
 
     async def _answer(self, there: _Connection, request: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
 from dockless.sched.formats.templates import with_values
-from dockless.sched.jobs import options_of
+from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
@@ -347,6 +347,13 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("OUR_TOKEN", "x")
     job = make_job_of(read_job_file(str(path)), "job.toml")
     assert job.secrets == (("token", "x"),) and with_values(job.spec.env, dict(job.secrets)) == (("A", "x"),)
+
+
+@pytest.mark.parametrize("names", [["a b"], ["a\n"], ["a", "a"], ["1"], ["x" * 65], [f"n{at}" for at in range(101)]])
+def test_what_names_secrets_is_bounded(names):
+    """A client may send others than a file can say."""
+    with pytest.raises(BadInput, match="each with a name of its own"):
+        JobSpec(Spec(argv=("true",)), secrets=tuple((name, "value") for name in names))
 
 
 def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():

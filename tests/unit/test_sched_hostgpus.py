@@ -247,6 +247,9 @@ def test_what_is_leased_elsewhere_of_gpus_that_are_shared(monkeypatch):
     assert there.whole == {"GPU-c": 6, "x/y=0": 6, "x/y=1": 6}
     assert found(None).shares == [] and found(None).whole.keys() == free
 
+    bound[:] = [share("GPU-a", 5, company, "1", gpu_lease.NOBODY) for company in ("user", "all")]
+    assert [(one.uuid, one.memory, one.uid) for one in found({("GPU-a", 5, "1")}).shares] == [("GPU-a", 5, gpu_lease.NOBODY)]
+
 
 def test_leases_that_cannot_be_seen(host):
     """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""

@@ -27,6 +27,8 @@ EIGHT = frozenset(range(8))
 def test_the_last_are_given_first_and_the_first_one_to_nobody():
     assert divide({1: 3, 2: 2, 3: 0}, EIGHT, {}) == {1: {5, 6, 7}, 2: {3, 4}}
     assert divide({1: 9}, EIGHT, {}) == {1: EIGHT - {0}}
+    assert divide({1: 7, 2: 1}, EIGHT, {}) == {1: EIGHT - {0, 1}, 2: {1}}, "who wants few is not left with none"
+    assert divide({1: 7, 2: 1}, EIGHT, {1: EIGHT - {0}}) == {1: EIGHT - {0, 7}, 2: {7}}, "nor who comes later"
     assert divide({1: 1}, frozenset({4}), {}) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -317,6 +318,25 @@ def test_of_a_submit_with_a_part_that_is_wrong_nothing_is_kept(tmp_path):
             assert said["error"]["code"] == code
         said = await ask(connection, END.replace(b'"of":4', b'"of":2'))
         assert "0 jobs came of 2" in said["error"]["message"] and in_queue(desk) == []
+        connection[1].close()
+
+    play(tmp_path, story)
+
+
+def test_what_was_asked_is_not_kept_while_nothing_else_is(tmp_path):
+    """A connection that waits costs what it costs, and not what its last request was."""
+    mark = "a mark that nothing else has"
+
+    def kept() -> bool:
+        gc.collect()
+        return any(type(one) is dict and mark in one for one in gc.get_objects())
+
+    async def story(desk):
+        desk.who = ANN
+        connection = await asyncio.open_unix_connection(desk.path)
+        for line in (f'{{"v":1,"op":"ping","{mark}":[]}}\n', part(2, 4).decode().replace('"gpus":"1"', f'"{mark}":{{"{mark}":[]}}', 1)):
+            await ask(connection, line.encode())
+            assert not kept()
         connection[1].close()
 
     play(tmp_path, story)

@@ -453,9 +453,13 @@ def leased_elsewhere(
     if ours is not None:
         there = lease.shares(uuids)
         beside = lease.whole({uuid for uuid, _, _ in ours}.union(share.uuid for share in there))
-        # Anybody may bind a name with a number of ours.
-        own = (os.geteuid(), lease.NOBODY)
-        found = [one for one in there if (one.uuid, one.memory, one.number) not in ours or one.uid not in own]
+        # Anybody may bind a name with a number of ours, and where the kernel does not tell whose one is, the same with another company.
+        own, found, missing = (os.geteuid(), lease.NOBODY), [], set(ours)
+        for one in there:
+            if one.uid in own and (one.uuid, one.memory, one.number) in missing:
+                missing.remove((one.uuid, one.memory, one.number))
+            else:
+                found.append(one)
         found += [lease.Share(uuid, shareable.get(uuid, 0), "user", "", uid) for uuid, uid in beside.items()]
         shares = together(found, lease.NOBODY)
     # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.

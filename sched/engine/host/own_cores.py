@@ -60,15 +60,27 @@ def _whole_cores(engine: Engine) -> Mapping[int, int]:
 
 
 def divide(wanted: Mapping[int, int], processors: Set[int], earlier: Mapping[int, Set[int]]) -> dict[int, frozenset[int]]:
-    """The processors that each user has alone: of ``processors`` as many as ``wanted``, as long as there are enough; one at least is left
-    to all. Who had some ``earlier`` keeps them."""
+    """The processors that each user has alone: of ``processors`` as many as ``wanted``, or, where there are not enough, as many as others
+    who want more; the first is left to all. Who had some ``earlier`` keeps those that she still has a right to."""
     usable = processors - {min(processors)}
-    kept = {uid: sorted(earlier.get(uid, frozenset()) & usable)[:count] for uid, count in wanted.items()}
+    had_some = {uid: sorted(earlier.get(uid, frozenset()) & usable) for uid in wanted}
+    counts = _in_turns({uid: wanted[uid] for uid in sorted(wanted, key=lambda uid: (not had_some[uid], uid))}, len(usable))
+    kept = {uid: had_some[uid][:count] for uid, count in counts.items()}
     free = sorted(usable - {number for numbers in kept.values() for number in numbers})
-    for uid in sorted(wanted):
-        while free and len(kept[uid]) < wanted[uid]:
+    for uid in sorted(counts):
+        while len(kept[uid]) < counts[uid]:
             kept[uid].append(free.pop())
     return {uid: frozenset(numbers) for uid, numbers in kept.items() if numbers}
+
+
+def _in_turns(wanted: Mapping[int, int], count: int) -> dict[int, int]:
+    """How many of ``count`` each gets, one at a time, in the order of ``wanted``."""
+    found = dict.fromkeys(wanted, 0)
+    while count and (short := [uid for uid in wanted if found[uid] < wanted[uid]][:count]):
+        for uid in short:
+            found[uid] += 1
+        count -= len(short)
+    return found
 
 
 async def _confine(engine: Engine) -> None:
@@ -94,5 +106,11 @@ def _write(groups: Mapping[int, frozenset[int]]) -> None:
 
     if any(numbers != os.sched_getaffinity(0) for numbers in groups.values()):
         enable(find_delegation(), ("cpuset",))
+    failed: OSError | None = None
     for uid, numbers in groups.items():
-        users.confine(uid, numbers)
+        try:
+            users.confine(uid, numbers)
+        except OSError as error:  # the others are kept off each other all the same
+            failed = error
+    if failed is not None:
+        raise failed
