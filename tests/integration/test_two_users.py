@@ -196,7 +196,7 @@ def test_each_job_weighs_as_many_cores_as_it_named(daemon: DaemonProcess, go: Pa
     until(lambda: int((hers / "cpu.weight").read_text()) == 10, "hers weighs what is left")
 
 
-@requires("cgroup2")
+@requires("cgroup2:cpuset")
 def test_the_processors_of_whole_cores_are_one_users(home: Path, go: Path):
     """Where the settings say so: another's jobs are kept off them as long as hers runs, also by the next daemon."""
     last = max(os.sched_getaffinity(0))
