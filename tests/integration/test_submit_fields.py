@@ -87,10 +87,14 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, ca
     assert main(["clone", "-q", "--wait", "--edit", first]) == 0
     monkeypatch.setenv("SECRET_TOKEN", "other")
     assert main(["clone", "-q", "--wait", "--edit", first]) == 0
+    monkeypatch.delenv("SECRET_TOKEN")
+    editor.write_text("#!/bin/sh\nsed -i 's/^token = .*/token = \"written\"/' $1\n")
+    assert main(["clone", "-q", "--wait", "--edit", first]) == 0
     with dockless.sched.connect() as queue:
         (again,) = queue.requeue(int(first))
         queue.wait(again.id, timeout=60)
-    assert out.read_text().splitlines()[2:] == ["hunter2 bhunter2", "hunter2 bhunter2", "other bother", "hunter2 bhunter2"]
+    own = "hunter2 bhunter2"
+    assert out.read_text().splitlines()[2:] == [own, own, "other bother", "written bwritten", own]
 
 
 def test_a_group_is_kept(daemon, capfd):

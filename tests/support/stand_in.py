@@ -191,6 +191,7 @@ def check(engine: Engine) -> None:
     pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
     assert engine.aside.kept == {number: pending[number].waiting.kind for number in engine.aside.kept}
     assert engine.aside.counts == Counter((kind.user, kind.groups) for kind in engine.aside.kept.values())
+    assert all(engine.aside.counts.values()), "who has none is not among them"
     waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.kept and entry is entry.first]
     assert sorted(waiting, key=order) == list(engine.waiting)
     assert engine.per_user.jobs == Counter(job.uid for job in jobs.values())

@@ -24,6 +24,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sandbox.spec import Spec
 from dockless.sched.formats.templates import with_values
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.parsing import MAX_AFTER
@@ -361,6 +362,7 @@ def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
     a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
     assert (a.secrets, b.secrets) == ((("x", "1"),), ())
     assert with_values(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
+    assert with_values((("A", "<%$secrets.x%> <% $secrets.z %>"),), {"x": "1"}) == (("A", "1 <% $secrets.z %>"),)
     long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
     with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
         make_job_of(read_text(long, "job.toml"), "job.toml")
@@ -534,6 +536,8 @@ def test_openpais_jobs_know_their_user_and_where_files_are():
     assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (getpass.getuser(), "file:///data")
     assert env["PAI_OUTPUT_DIR"] == "file:///Output/a"
     assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
+    own = json.dumps({**json.loads(OPENPAI % ("", 0)), "jobEnvs": {"PAI_OUTPUT_DIR": "/own"}})
+    assert dict(make_job_of(read_text(own, "a.json"), "a.json").spec.env)["PAI_OUTPUT_DIR"] == "/own"
 
 
 @pytest.mark.parametrize(
@@ -930,6 +934,8 @@ def test_what_stands_for_a_value_that_could_not_be_read_is_not_found_wrong(tmp_p
     roles = '[roles."x y"]\nports = { "a b" = 0 }\nimage = []\n[roles.b]\ncount = "x"\npull = "never"\n'
     told = all_told(f'script = "x"\ntime_limit = "q"\nwarn = "USR1@2m"\n{roles}', "a.toml")
     assert [line.split(" ")[1] for line in told] == ["time_limit", *["roles.x"] * 3, "roles.b.count"], told
+    (told,) = all_told('script = "x"\ncpus = "many"\ncpu_burst = 1\n', "a.toml")
+    assert told.startswith("a.toml:2: cpus"), told
     secrets = "protocolVersion: 2\nname: a\ntype: job\nprerequisites: [{type: dockerimage, name: i, uri: host}]\ntaskRoles:\n  r:\n"
     told = all_told(
         f"{secrets}    {{dockerImage: i, resourcePerInstance: {{cpu: 1, memoryMB: x, gpu: 0}}, commands: [<% $secrets.a %>]}}", "a.yaml"

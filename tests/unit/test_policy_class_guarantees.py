@@ -147,20 +147,29 @@ def test_a_class_has_a_weight_of_its_own():
     assert given(*waiting, quotas=lab, usage=had | {"group one": 50.0}).starts[0].job == 1
 
 
-def test_those_to_whom_nothing_can_be_given_back_are_not_looked_at(monkeypatch):
-    """Of all whose guarantees are not used up the first keeps its place; of the others nobody is asked what each could take back."""
+@pytest.mark.parametrize("lent", [(), ("g0",)])
+def test_those_to_whom_nothing_can_be_given_back_are_not_looked_at(monkeypatch, lent):
+    """Of all whose guarantees are not used up the first keeps its place, or gets what is ``lent``; of the others nobody is asked what each
+    could take back."""
     looks = []
     look = _Pass.look
     monkeypatch.setattr(_Pass, "look", lambda self, job: looks.append(job.id) or look(self, job))
     users = [f"u{number}" for number in range(50)]
     quotas = limits({user: Quota(guarantee=2, classes={"H100": ClassQuota(guarantee=1)}) for user in users} | {"dora": Quota(guarantee=4)})
     waiting = [job(1 + number, 1 + number % 2, "H100" if number % 4 < 2 else "", users[number % 50]) for number in range(200)]
-    full = [has(7, "g0", "g1", "g2", "g3", user="dora", ends=50.0)]
+    full = [has(7, *sorted({"g0", "g1", "g2", "g3"}.difference(lent)), user="dora", ends=50.0), *(has(8, gpu) for gpu in lent)]
     decision = given(*waiting, running=full, quotas=quotas)
-    assert decision.preempts == [] and len(looks) <= 12
+    assert decision.preempts == [PreemptJob(8, 1) for _ in lent] and len(looks) <= 12
     plain = decide_plainly(replace(HOST, waiting=waiting, running=full, quotas=quotas), 0.0)
     assert (decision.starts, decision.preempts) == (plain.starts, plain.preempts)
     assert all(decision.held(one) and decision.reason(one).code in ("resources", "guarantee", "reserved") for one in waiting)
+
+
+def test_what_is_free_and_what_is_given_back_are_enough_together():
+    """For one that ends before the GPUs are kept for the first, who cannot get back as many."""
+    quotas = limits({"zoe": Quota(guarantee=4), "dora": Quota(guarantee=2), "anna": Quota(guarantee=2)})
+    there = [has(7, "g0", ends=1000.0), has(8, "g1", "g2", user="dora", ends=1000.0)]
+    assert given(job(1, 4, user="zoe"), job(2, 2, time_limit=500.0), running=there, quotas=quotas).preempts == [PreemptJob(7, 2)]
 
 
 # -- in any state

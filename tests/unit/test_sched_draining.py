@@ -64,6 +64,7 @@ def test_a_drained_host_starts_nothing(tmp_path, launcher):
             await at_rest(running)
             answers = Answers(running)
             assert len(launcher.boxes) == 1 and answers.info().drained == "drained by root"
+            assert running.gpus.reasons == dict.fromkeys(running.gpus.uuids, "drained by root"), "nobody else leases them meanwhile"
             assert why_waits(running, second) == "nothing is started: the host was drained by root"
             assert (await answers.why(ROOT, second, lambda: asyncio.sleep(0))).reason == why_waits(running, second)
             launcher.boxes[running.name(first, 1)].end(Exit(0, None))

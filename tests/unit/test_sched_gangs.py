@@ -15,7 +15,7 @@ from support.stand_in import engine, until
 from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
-from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
+from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
@@ -23,13 +23,15 @@ from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import queue_state, stopping
 from dockless.sched.engine.admission.admitting import next_round
-from dockless.sched.engine.gpus import draining
+from dockless.sched.engine.gpus import draining, sharing
+from dockless.sched.engine.host import host_supplies
 from dockless.sched.engine.lifecycle import again, ending, gangs, preempting, starting
 from dockless.sched.engine.waiting import holding
 from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.supplies import CORES
 from dockless.sched.store import queries
 from dockless.sched.store.lease import held
 
@@ -747,6 +749,8 @@ def test_those_with_shares_have_gpus_of_their_class_that_are_large_enough(tmp_pa
         had = [running.entries[number].job.devices[0] for number in numbers]
         assert set(had) <= set(large) and seen.gpus == len(set(had))
         assert all((had[0] == one) == (place == 1) for one, place in zip(had, places, strict=True))
+        parts = [sharing.part_of(running, running.entries[number]) for number in numbers]
+        assert parts == [1 / places.count(place) if place else 1.0 for place in places]
         await running.cancel(numbers[0], "root", 0.0)
 
     play(tmp_path, launcher, story, Config(share="user"))
@@ -769,6 +773,36 @@ def test_one_alone_shares_its_gpu_as_a_job_of_its_own_does(tmp_path, launcher, m
             await running.cancel(number, "root", 0.0)
 
     play(tmp_path, launcher, story, Config(share="user"))
+
+
+def test_they_wait_for_no_job_that_there_is_not_nor_for_anothers(tmp_path):
+    async def story(desk):
+        (theirs,) = await desk.submit(1001, JobSpec(TRUE, hold=True))
+        for after, error in (("any:99", UnknownJob), (f"any:{theirs}", NotPermitted)):
+            pair = [JobSpec(TRUE, role="a", after=(after,)), JobSpec(TRUE, role="b")]
+            await desk.refused(error, 1002, lambda queue, pair=pair: queue.submit_gang(pair))
+        assert list(desk.engine.entries) == [theirs]
+
+    play_at_desk(tmp_path, story)
+
+
+def test_what_counts_of_a_gpu_that_is_shared(tmp_path, launcher, monkeypatch):
+    """One alone has the cores of its share; those that share with each other have all that stay with their GPU, and all of it counts."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    def asking(cores):
+        return plain(gpus="memory=20G", ports=("http:1",), spec=replace(TRUE, limits=Limits(cpu_max=cores), best_effort=True))
+
+    async def story(running):
+        with pytest.raises(Refused, match="needs 4 cores, and this host has 3 for such a job, as 4 stay with each GPU"):
+            await running.submit(ROOT, [asking(4)], None, gang=True)
+        numbers = await running.submit(ROOT, [asking(1), asking(1)], None, gang=True)
+        await until(lambda: all(running.entries[number].job.devices for number in numbers))
+        assert host_supplies.in_use(running, CORES) == (10_000, 4000)
+        assert [(job.share, job.part) for job in queue_state.running(running)] == [(0, 1.0)]
+        await running.cancel(numbers[0], "root", 0.0)
+
+    play(tmp_path, launcher, story, Config(share="user", cores=10, cores_per_gpu=4))
 
 
 @pytest.mark.parametrize("there", ["2x80G", "2x80G,mig=4"])

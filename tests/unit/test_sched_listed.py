@@ -130,6 +130,22 @@ def test_they_are_as_found_one_by_one(tmp_path, monkeypatch, seed, starts):
     play(tmp_path, story, config)
 
 
+def test_those_that_start_together_have_the_place_and_the_start_of_the_first(tmp_path):
+    async def story(desk):
+        await desk.submit(ANN, JobSpec(Spec(argv=("true",)), gpus="4", time_limit=600.0))
+        await until(lambda: desk.engine.active)
+        gang = [JobSpec(Spec(argv=("true",)), gpus=gpus, time_limit=60.0, role="a") for gpus in ("2", "1")]
+        numbers = await desk(ANN, lambda queue: queue.submit_gang(gang))
+        await desk.submit(ANN, JobSpec(Spec(argv=("true",)), gpus="4"))
+        await desk.engine.decided()
+        rows = {row.id: row for row in await desk(ANN, lambda queue: queue.queue())}
+        first, second = (rows[number] for number in numbers)
+        assert (first.place, second.place, max(row.place for row in rows.values())) == (1, 1, 2)
+        assert first.starts_in == second.starts_in is not None and first.reason == second.reason
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_which_of_them_wait(seed):
     """Of jobs that are asked for together, in any order and more than once, those that are there; not others of their numbers."""

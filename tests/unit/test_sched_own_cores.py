@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.desk import ANN, BEN, play
 from support.requires import requires
-from support.stand_in import until
+from support.stand_in import StandIn, engine, left_running, until
 
 from dockless.cgroups import Delegation, Limits, delegation, users
 from dockless.errors import BadInput, Refused
@@ -20,6 +21,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine import reading
 from dockless.sched.engine.host import own_cores
 from dockless.sched.engine.host.own_cores import divide
+from dockless.sched.jobs import JobOptions
 
 EIGHT = frozenset(range(8))
 
@@ -112,6 +114,44 @@ def test_a_setting_that_is_gone_leaves_nobody_confined(tmp_path, kept_to):
     play(tmp_path, story, Config(cores=4, own_cores="yes"))
 
 
+@requires("root")
+def test_what_all_jobs_of_a_user_have_is_added_up_and_what_start_together_have_counts_once(tmp_path, kept_to):
+    async def story(desk):
+        pair = [JobSpec(Spec(argv=("true",), network="host", limits=Limits(cpu_max=1.0), best_effort=True), role="worker")] * 2
+        for number in await desk(BEN, lambda queue: queue.submit_gang(pair)):
+            await desk.runs(number)
+        await until(lambda: desk.engine.alone == {BEN: {2, 3}})
+        await runs(desk, ANN, names(0.5))
+        await runs(desk, ANN, names(0.5))
+        await until(lambda: desk.engine.alone == {BEN: {2, 3}, ANN: {1}})
+
+    play(tmp_path, story, Config(cores=4, own_cores="yes"))
+
+
+@requires("root")
+@pytest.mark.parametrize(("said", "alone"), [("yes", {ANN: {2, 3}}), ("no", {})])
+def test_the_groups_of_jobs_that_an_earlier_daemon_started(tmp_path, kept_to, two_gpus, said, alone):
+    """Also one that had other settings."""
+    launcher = StandIn(tmp_path / "boxes")
+    left_running(tmp_path, launcher, uid=ANN, user="ann", options=JobOptions(millicores=2000))
+
+    async def story():
+        async with engine(tmp_path, launcher, Config(cores=4, own_cores=said)) as running:
+            await until(lambda: kept_to(ANN) == "0-3")
+            assert running.alone == alone
+
+    asyncio.run(story())
+
+
+def test_the_controller_is_switched_on_where_somebody_is_kept_off_a_processor(kept_to, monkeypatch):
+    told = []
+    monkeypatch.setattr(delegation, "enable", lambda place, names: told.append(names))
+    own_cores._write({ANN: frozenset(range(4))})
+    assert not told and kept_to(ANN) == "0-3"
+    own_cores._write({ANN: frozenset(range(4)), BEN: frozenset({0})})
+    assert told == [("cpuset",)] and kept_to(BEN) == "0"
+
+
 def test_a_job_does_not_choose_its_processors_then(tmp_path):
     async def story(desk):
         with pytest.raises(Refused, match=r"cannot choose its processors on this host.*host\.own_cores"):
@@ -120,10 +160,15 @@ def test_a_job_does_not_choose_its_processors_then(tmp_path):
     play(tmp_path, story, Config(cores=4, own_cores="yes"))
 
 
-def test_a_host_without_the_controller_is_told(monkeypatch):
+def test_a_host_without_the_controller_is_told(tmp_path, monkeypatch):
     import dockless.cgroups as cgroups
 
     monkeypatch.setattr(cgroups, "find_delegation", lambda: Delegation(None, frozenset(), frozenset(), "none", "a test"))
     reading.check_own_cores(Config())
     with pytest.raises(BadInput, match=r"host\.own_cores: cpuset\.cpus cannot be limited: a test"):
         reading.check_own_cores(Config(own_cores="yes"))
+    (tmp_path / "dockless.toml").write_text('[host]\nown_cores = "yes"\n')
+    monkeypatch.setattr(reading, "check_possible", lambda _: None)  # whoever we are
+    monkeypatch.setenv("DOCKLESS_HOME", str(tmp_path))
+    with pytest.raises(BadInput, match=r"host\.own_cores: cpuset\.cpus cannot be limited"):
+        reading.settings()

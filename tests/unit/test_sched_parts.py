@@ -10,8 +10,9 @@ import pytest
 from support.desk import ANN, BEN, play
 from support.stand_in import until
 
+from dockless.base import findings
 from dockless.cli import main
-from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused
+from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused, UnknownJob
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
@@ -46,6 +47,34 @@ def test_many_jobs_are_one_transaction(tmp_path):
         assert len(told) > 10 and told == sorted(told) and told[-1] == (100, 100) and {of for _, of in told} == {100}
         assert desk.engine.per_user.jobs == {ANN: 100}
         assert await desk(ANN, lambda queue: queue.submit_many(jobs(3))) == [101, 102, 103]
+
+    play(tmp_path, story)
+
+
+def test_those_that_wait_for_the_same_unknown_job_are_told_each_by_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+
+    async def story(desk):
+        wrong = [JobSpec(Spec(argv=("true",)), after=("any:99",))] * 2
+        with pytest.raises(UnknownJob) as caught:
+            await desk.submit(ANN, *wrong)
+        (note, _) = caught.value.__notes__
+        assert str(caught.value) == "job 1 of 2: there is no job 99 to wait for"
+        assert note.startswith("job 2 of 2: there is no job 99 to wait for")
+
+    play(tmp_path, story)
+
+
+def test_no_more_are_looked_at_than_are_told(tmp_path, monkeypatch):
+    """A user's long list of wrong jobs costs the daemon as much as a short one."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)
+
+    async def story(desk):
+        looked_at, admit = [], desk.engine.admission.admit
+        monkeypatch.setattr(desk.engine.admission, "admit", lambda *args: looked_at.append(args) or admit(*args))
+        wrong = [JobSpec(Spec(argv=("true",)), gpus="9")] * 100
+        told = await desk.refused(NotEnoughGpus, ANN, lambda queue: queue.submit_many(wrong))
+        assert told.startswith("job 1 of 100: ") and len(looked_at) == findings.MOST
 
     play(tmp_path, story)
 
