@@ -244,7 +244,9 @@ def _check(spec: Spec) -> None:
             raise BadInput(f"device {name[:60]} is a GPU, and GPUs are leased", subject="devices", hint=hint)
     for mount in spec.mounts:
         if not mount.target.startswith("/"):
-            raise BadInput(f"mount target {shown(mount.target)} is not an absolute path", subject=mount.target[:60], hint="start it with '/'")
+            raise BadInput(
+                f"mount target {shown(mount.target)} is not an absolute path", subject=mount.target[:60], hint="start it with '/'"
+            )
         if mount.kind == "volume":
             check_id(mount.source, "volume name")
         if posixpath.normpath(mount.target).strip("/") == "":

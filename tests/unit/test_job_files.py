@@ -22,9 +22,9 @@ from dockless.base import json_lines, toml_lines, yaml
 from dockless.base.records import plain
 from dockless.cli import main
 from dockless.errors import BadInput
+from dockless.sandbox.spec import Spec
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
-from dockless.sandbox.spec import Spec
 from dockless.sched.formats.templates import with_values
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.parsing import MAX_AFTER
