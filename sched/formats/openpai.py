@@ -303,7 +303,7 @@ def _role_2(
         },
         {label: ports.whole(label, most=1000) or 1 for label in ports.values},
         _or_all(completion, "minFailedInstances", 1, MOST),
-        _or_all(completion, "minSucceededInstances", instances, MOST if (*table.path, "instances") in table.source.wrong_at else instances),
+        _or_all(completion, "minSucceededInstances", instances, MOST if table.wrong_at("instances") else instances),
     )
     for one in (resources, extra, completion, table):
         one.done()

@@ -124,7 +124,7 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
         options,
         ports,
         _limit(table, "min_failed", "never", 1),
-        _limit(table, "min_succeeded", "all", None, count),
+        _limit(table, "min_succeeded", "all", None, MOST if of("count").wrong_at("count") else count),
         of("reserve_cpus").number("reserve_cpus") if of("reserve_cpus").has("reserve_cpus") else 0.0,
     )
     if top is not None:

@@ -123,6 +123,10 @@ class Table:
         self._asked.add(key)
         return self.values.get(key)
 
+    def wrong_at(self, key: str) -> bool:
+        """Whether the value was found wrong, so that a default stands for it."""
+        return self._path(key) in self.source.wrong_at
+
     def required(self, *keys: str) -> None:
         for key in keys:
             if self.values.get(key) is None:

@@ -627,6 +627,7 @@ def test_more_successes_than_instances_are_refused():
     assert "minSucceededTaskCount is 2, not a whole number from 1 to 1" in all_told(one, "a.json")[0]
     unread = OPENPAI_2.replace("r: {", "r: {instances: x, completion: {minSucceededInstances: 2}, ")
     assert len(all_told(unread, "a.yaml")) == 1
+    assert len(all_told("[roles.a]\nscript = 'x'\ncount = 'x'\nmin_succeeded = 2\n", "a.toml")) == 1
 
 
 @pytest.mark.parametrize(
