@@ -380,7 +380,7 @@ def _check_memory(limits: Limits) -> None:
         if value is not None and limits.memory_max is not None and value > limits.memory_max:
             raise BadInput(
                 f"{name} {format_size(value)} is more than the limit {format_size(limits.memory_max)}: it could never be kept",
-                subject=str(value),
+                subject=name,
                 hint="protect at most what the limit allows",
             )
 

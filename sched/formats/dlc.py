@@ -62,7 +62,7 @@ def parse(text: str, source: Source) -> JobFile:
     top = Table(source, values(text, source))
     kind = top.text("kind") or top.text("job_type") or "PyTorchJob"
     if kind not in _KINDS:
-        top.wrong("kind", f"is {kind[:40]!r}", f"known are {', '.join(_KINDS)}")
+        top.wrong("kind" if top.text("kind") else "job_type", f"is {kind[:40]!r}", f"known are {', '.join(_KINDS)}")
     top.required("command")
     command = ("sh", "-c", top.text("command"))
     env = _variables(top)

@@ -41,6 +41,7 @@ class Secret:
 class JobFile:
     """``queue``: the keywords of ``dockless.submit`` that are not of ``dockless.run``, and ``array``. ``secrets``: by the names with which
     commands and variables refer to them, ``<% $secrets.NAME %>``. ``notes``: what of the file has no effect, each with its place.
+    ``literal``: what looks like such a reference and is none, as a job has it that was submitted without a file.
     ``together``: each instance is told of all of them, also where there is one. ``source``: where its keys are."""
 
     format: str
@@ -51,6 +52,7 @@ class JobFile:
     notes: tuple[str, ...] = ()
     together: bool = False
     source: Source | None = field(default=None, repr=False, compare=False)
+    literal: frozenset[str] = frozenset()
 
 
 def host_path(address: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dockless.sched.formats.jobfile import JobFile, Role
-from dockless.sched.formats.tables import Path, dotted
+from dockless.sched.formats.tables import Path, Source, dotted
 
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "dockless": {"command": "command script"},
@@ -49,9 +49,22 @@ def place_of(file: JobFile, role: Role, keyword: str) -> tuple[int, str]:
     source, above = file.source, _above(file, role)
     if source is None:
         return 0, ""
-    found = next((path for path in _paths(file, role, keyword) if source.line(path)), above)
+    found = _place(file, source, role, keyword) or above
     inside = above and found[: len(above)] == above and file.format != "dockless" and source.line(above)
     return source.line(found), f"{dotted(above)}: " if inside else ""
+
+
+def in_its_words(file: JobFile, role: Role, keyword: str, why: str) -> str:
+    """``why``, what is wrong, with the format's own word for the keyword where it begins with the keyword and the file says it."""
+    if file.source is None or file.format == "dockless" or not why.startswith(f"{keyword} ") or why.startswith(f"{keyword} are "):
+        return why
+    found, above = _place(file, file.source, role, keyword), _above(file, role)
+    return dotted(found[len(above) if found[: len(above)] == above else 0 :]) + why.removeprefix(keyword) if found else why
+
+
+def _place(file: JobFile, source: Source, role: Role, keyword: str) -> Path:
+    """Empty where nothing is there."""
+    return next((path for path in _paths(file, role, keyword) if source.line(path)), ())
 
 
 def is_unread(file: JobFile, role: Role, keyword: str) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.sched.formats.jobfile import JobFile, Role, Secret, host_path, mounts_of
-from dockless.sched.formats.tables import Path, Source, Table
+from dockless.sched.formats.tables import MOST, Path, Source, Table
 from dockless.sched.formats.templates import filled, secrets_in
 from dockless.sched.parsing import MAX_AFTER
 
@@ -104,6 +104,7 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str],
     # A key without a value is not the same as none: null says never, none says 1.
     never = "minFailedTaskCount" in table.values and not table.has("minFailedTaskCount")
     gpus = str(table.whole("gpuNumber", most=10_000) or "")
+    count = table.whole("taskNumber", least=1, most=10_000)
     options = {
         "cpus": table.whole("cpuNumber", least=1),
         "memory": f"{memory}M",
@@ -113,14 +114,14 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str],
     }
     found = Role(
         table.text("name", like=_ROLE_1, hint="letters, digits, '-', '_', '.' and '~' make a name"),
-        table.whole("taskNumber", least=1, most=10_000),
+        count,
         image,
         _shell(command),
         gpus,
         {**options, "gpu_class": model} if model and gpus else options,
         ports,
         None if never else table.whole("minFailedTaskCount", 1, least=1),
-        table.whole("minSucceededTaskCount", least=1) if table.has("minSucceededTaskCount") else None,
+        table.whole("minSucceededTaskCount", least=1, most=count or MOST) if table.has("minSucceededTaskCount") else None,
     )
     table.done()
     return found
@@ -301,8 +302,8 @@ def _role_2(
             **_mounted(mounts_of(read, written)),
         },
         {label: ports.whole(label, most=1000) or 1 for label in ports.values},
-        _or_all(completion, "minFailedInstances", 1),
-        _or_all(completion, "minSucceededInstances", instances),
+        _or_all(completion, "minFailedInstances", 1, MOST),
+        _or_all(completion, "minSucceededInstances", instances, MOST if table.wrong_at("instances") else instances),
     )
     for one in (resources, extra, completion, table):
         one.done()
@@ -320,11 +321,11 @@ def _paths(component: Mapping[str, Any]) -> list[str]:
     return [path for address in (said if isinstance(said, list) else [said]) if (path := host_path(str(address)))]
 
 
-def _or_all(table: Table, key: str, default: int | None) -> int | None:
+def _or_all(table: Table, key: str, default: int | None, most: int) -> int | None:
     """None for -1: never, or when all have ended."""
     if not table.has(key):
         return default
-    return None if table.value(key) == -1 else table.whole(key, least=1)
+    return None if table.value(key) == -1 else table.whole(key, least=1, most=most, beside="-1 or ")
 
 
 def _extras(top: Table) -> None:

@@ -25,6 +25,7 @@ from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, Secret
 from dockless.sched.formats.tables import MOST, Source, Table
+from dockless.sched.formats.templates import secrets_in, texts_of
 
 QUEUE = (
     "time_limit",
@@ -123,7 +124,7 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
         options,
         ports,
         _limit(table, "min_failed", "never", 1),
-        _limit(table, "min_succeeded", "all", None, count),
+        _limit(table, "min_succeeded", "all", None, MOST if of("count").wrong_at("count") else count),
         of("reserve_cpus").number("reserve_cpus") if of("reserve_cpus").has("reserve_cpus") else 0.0,
     )
     if top is not None:
@@ -164,7 +165,8 @@ def _command(table: Table) -> tuple[str, ...]:
 
 
 def document(job: JobFile) -> dict[str, Any]:
-    """The same in our own form. Values of secrets are left out: who submits it has them in the environment."""
+    """The same in our own form. Values of secrets are left out: who submits it has them in the environment. So are secrets to which nothing
+    refers."""
     found: dict[str, Any] = {"name": job.name} if job.name else {}
     found |= {key: job.queue[key] for key in QUEUE if key in job.queue}
     alone = len(job.roles) == 1 and job.roles[0].count == 1 and not job.together
@@ -172,13 +174,23 @@ def document(job: JobFile) -> dict[str, Any]:
         found |= _of_role(job.roles[0])
     else:
         found["roles"] = {role.name: _of_role(role) for role in job.roles}
-    if job.secrets:
-        found["secrets"] = {name: {"env": secret.env or _variable(name)} for name, secret in job.secrets.items()}
+    used = {name for role in job.roles for text in texts_of([role.image, role.command, role.options]) for name in secrets_in(text)}
+    if secrets := {name: secret for name, secret in job.secrets.items() if name in used}:
+        found["secrets"] = {name: {"env": variable} for name, variable in _variables(secrets).items()}
     return found
 
 
-def _variable(secret: str) -> str:
-    return re.sub("[^A-Z0-9_]", "_", f"SECRET_{secret.upper()}")[:64]
+def _variables(secrets: Mapping[str, Secret]) -> dict[str, str]:
+    """The variable of each secret: its own, else one made of its name, with a number where another secret has that one."""
+    found = {name: secret.env for name, secret in secrets.items()}
+    for name in (name for name, env in found.items() if not env):
+        variable = made = re.sub("[^A-Z0-9_]", "_", f"SECRET_{name.upper()}")[:64]
+        number = 1
+        while variable in found.values():
+            number += 1
+            variable = f"{made[: 63 - len(str(number))]}_{number}"
+        found[name] = variable
+    return found
 
 
 def _of_role(role: Role) -> dict[str, Any]:

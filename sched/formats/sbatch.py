@@ -314,6 +314,8 @@ def _queue(said: _Options) -> tuple[dict[str, Any], tuple[int, int] | None]:
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or not step:
             said.wrong("array", f"{said.values['array'][:40]} has no member", "write a range: 0-15")
+        elif match[4] and not int(match[4]):
+            said.wrong("array", f"{said.values['array'][:40]} lets none of its jobs run", "write a limit of 1 or more: 0-15%4")
         count = (last - first) // (step or 1) + 1
         found["array"] = f"{count}%{match[4]}" if match[4] else count
         indices = first, step

@@ -68,6 +68,13 @@ class Source(Findings):
         self.notes.append(f"{self.place(path)}: {why}")
 
 
+def shown_value(value: object) -> str:
+    """A value as a message shows it, in words of files and not of Python."""
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else shown(value)
+
+
 def dotted(path: Path) -> str:
     text = ""
     for one in path:
@@ -89,7 +96,7 @@ class Table:
         self.path = path
         if not isinstance(values, dict):
             what = dotted(path) or "the document"
-            found = "is empty" if values is None and not path else f"is {shown(values)}, not a mapping"
+            found = "is empty" if values is None and not path else f"is {shown_value(values)}, not a mapping"
             source.wrong(path, found, f"give {what} as keys with values")
         self.values: dict[str, Any] = values if isinstance(values, dict) else {}
         self._asked: set[str] = set()
@@ -116,6 +123,10 @@ class Table:
         self._asked.add(key)
         return self.values.get(key)
 
+    def wrong_at(self, key: str) -> bool:
+        """Whether the value was found wrong, so that a default stands for it."""
+        return self._path(key) in self.source.wrong_at
+
     def required(self, *keys: str) -> None:
         for key in keys:
             if self.values.get(key) is None:
@@ -127,20 +138,22 @@ class Table:
             return default
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            self.wrong(key, f"is {shown(value)}, not a text", "put it in quotes")
+            self.wrong(key, f"is {shown_value(value)}, not a text", "put it in quotes")
             return default
         if like and not re.fullmatch(like, str(value)):
-            self.wrong(key, f"{shown(value)} cannot be read", hint or f"it matches {like}")
+            self.wrong(key, f"{shown_value(value)} cannot be read", hint or f"it matches {like}")
         return str(value)
 
-    def whole(self, key: str, default: int = 0, *, least: int = 0, most: int = MOST) -> int:
+    def whole(self, key: str, default: int = 0, *, least: int = 0, most: int = MOST, beside: str = "") -> int:
+        """``beside``: what else is possible, for the message."""
         if not self.has(key):
             return default
         value = self.values[key]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.wrong(key, f"is {shown(value)}, not a whole number from {least} to {most}", "give such a number, without quotes")
+            possible = f"{beside}a whole number from {least} to {most}"
+            self.wrong(key, f"is {shown_value(value)}, not {possible}", "give such a number, without quotes")
             return default
         return value
 
@@ -148,7 +161,7 @@ class Table:
         value = self.value(key)
         text = str(value)
         if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", text):
-            self.wrong(key, f"is {shown(value)}, not a number of 0 or more", "give a number like 2 or 1.5")
+            self.wrong(key, f"is {shown_value(value)}, not a number of 0 or more", "give a number like 2 or 1.5")
             return 1.0
         found = float(text)
         assert math.isfinite(found)
@@ -159,7 +172,7 @@ class Table:
             return default
         value = self.values[key]
         if not isinstance(value, bool):
-            self.wrong(key, f"is {shown(value)}, not true or false", "write true or false, without quotes")
+            self.wrong(key, f"is {shown_value(value)}, not true or false", "write true or false, without quotes")
             return default
         return value
 
@@ -180,7 +193,7 @@ class Table:
             return []
         value = self.values[key]
         if not isinstance(value, list):
-            self.wrong(key, f"is {shown(value)}, not a list", "give a list")
+            self.wrong(key, f"is {shown_value(value)}, not a list", "give a list")
             return []
         return value
 
@@ -196,7 +209,7 @@ class Table:
         found = []
         for at, item in enumerate(self.items(key)):
             if isinstance(item, bool) or not isinstance(item, (str, int, float)):
-                self.source.wrong((*self.path, key, at), f"is {shown(item)}, not a text", "put it in quotes")
+                self.source.wrong((*self.path, key, at), f"is {shown_value(item)}, not a text", "put it in quotes")
                 continue
             found.append(str(item))
         return found
@@ -206,7 +219,7 @@ class Table:
         found = {}
         for name, value in self.table(key).values.items():
             if isinstance(value, (dict, list)):
-                self.source.wrong((*self.path, key, name), f"is {shown(value)}, not a text", "put it in quotes")
+                self.source.wrong((*self.path, key, name), f"is {shown_value(value)}, not a text", "put it in quotes")
                 continue
             found[name] = (
                 {None: "", True: "true", False: "false"}.get(value, str(value)) if isinstance(value, (bool, type(None))) else str(value)

@@ -3,7 +3,7 @@ job starts, so that whatever shows a job shows the place and not the value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from dockless.base.later import re
 from dockless.base.typing import Any
@@ -11,6 +11,8 @@ from dockless.errors import BadInput
 
 _REFERENCE = r"<%\s{0,20}\$([A-Za-z_][A-Za-z0-9_]{0,63})((?:\.[A-Za-z0-9_-]{1,64}|\[[0-9]{1,6}\]){0,16})\s{0,20}%>"
 _SECRET = r"<%\s{0,20}\$secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s{0,20}%>"
+_OPENING = r"<%\s{0,20}\$(?:(?!%>|<%)[\s\S]){0,1200}(?:%>)?"
+"""What looks like a reference; longer than any."""
 _STEP = r"\.([A-Za-z0-9_-]+)|\[([0-9]+)\]"
 Variables = tuple[tuple[str, str], ...]
 LONGEST = 1 << 20
@@ -21,8 +23,13 @@ def filled(text: str, scope: Mapping[str, Any], wrong: Callable[[str, str], Any]
     """``wrong``: told what is not there, and a hint."""
     left = LONGEST - len(text)
 
-    def one(match: Any) -> str:
+    def one(opening: Any) -> str:
         nonlocal left
+        match = re.fullmatch(_REFERENCE, opening[0])
+        if match is None or (match[1] == "secrets" and not secrets_in(opening[0])):
+            hint = "write <% $parameters.NAME %>, or <% $secrets.NAME %> with a NAME of letters, digits and _"
+            wrong(unreadable(opening[0])[0], hint)
+            return ""
         name, steps = match[1], match[2]
         if name == "secrets":
             return str(match[0])
@@ -39,10 +46,21 @@ def filled(text: str, scope: Mapping[str, Any], wrong: Callable[[str, str], Any]
         left -= len(put)
         return put if left >= 0 else ""
 
-    whole = re.sub(_REFERENCE, one, text)
+    whole = re.sub(_OPENING, one, text)
     if left < 0:
         wrong(f"becomes longer than {LONGEST} characters", "give shorter values")
     return whole
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All texts in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts_of([*value, *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from texts_of(one)
 
 
 def secrets_in(text: str) -> list[str]:
@@ -50,13 +68,19 @@ def secrets_in(text: str) -> list[str]:
     return re.findall(_SECRET, text)
 
 
-def with_known(text: str, secrets: Collection[str], where: str) -> str:
-    """``text``, unchanged. ``BadInput`` where it refers to a secret that is not among these names."""
-    for name in secrets_in(text):
-        if name not in secrets:
-            hint = "write it down under secrets"
-            raise BadInput(f"{where} refers to the secret {name!r}, which the file does not have", subject=where, hint=hint)
-    return text
+def references(text: str) -> list[str]:
+    """All that looks like a reference, to a secret or to what else, as it is written."""
+    return re.findall(_OPENING, text)
+
+
+def unreadable(written: str) -> tuple[str, str]:
+    """What is wrong with such a text that is no reference to a secret, and a hint."""
+    return f"has {written[:60]!r}, which is no reference", "write <% $secrets.NAME %>, with a NAME of letters, digits and _"
+
+
+def literal_in(text: str, secrets: Collection[str]) -> list[str]:
+    """What looks like a reference, and is none to one of these secrets: it stays as it is when the job starts."""
+    return [written for written in references(text) if not secrets_in(written) or secrets_in(written)[0] not in secrets]
 
 
 def with_values(env: Variables, secrets: Mapping[str, str]) -> Variables:

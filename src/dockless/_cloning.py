@@ -15,7 +15,7 @@ from dockless.cgroups import limits
 from dockless.errors import BadInput
 from dockless.sched.formats import JobFile, Role, Secret
 from dockless.sched.formats.own import QUEUE
-from dockless.sched.formats.templates import secrets_in
+from dockless.sched.formats.templates import literal_in, secrets_in, texts_of
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import parse_port
 
@@ -32,7 +32,8 @@ _NOT_SAID = (("best_effort", False), ("seccomp", ""))
 
 def file_of(jobs: Sequence[JobSpec]) -> JobFile:
     """A job, or all of those that start together, by rank, as a file that says the same, but for what they waited for and the limit of an
-    array. ``BadInput`` where only Python can. Variables and commands refer to secrets as those of the first file did."""
+    array. ``BadInput`` where only Python can. Variables and commands refer to secrets as those of the first file did; what looks like a
+    reference to one that the job has not got stays as it is."""
     secrets = {name: Secret(value) for job in jobs for name, value in job.secrets}
     found = [(_queue(job), _role(job)) for job in jobs]
     roles = list(dict.fromkeys(job.role for job in jobs))
@@ -44,7 +45,9 @@ def file_of(jobs: Sequence[JobSpec]) -> JobFile:
         hint = "submit them again from Python; `dockless requeue` submits them as they were, once they have ended"
         raise BadInput("jobs of one role that differ cannot be written in a file", subject="role", hint=hint)
     made = [replace(found[first][1], count=count) for first, count in zip(firsts, counts, strict=True)]
-    return JobFile("dockless", jobs[0].name, tuple(made), found[0][0], secrets, together=bool(jobs[0].role))
+    texts = texts_of([(role.image, role.command, role.options) for role in made])
+    literal = frozenset(written for text in texts for written in literal_in(text, secrets))
+    return JobFile("dockless", jobs[0].name, tuple(made), found[0][0], secrets, together=bool(jobs[0].role), literal=literal)
 
 
 def _queue(job: JobSpec) -> dict[str, Any]:

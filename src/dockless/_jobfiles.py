@@ -11,13 +11,12 @@ from dockless.base import json
 from dockless.base.dataclass import replace
 from dockless.base.findings import Findings
 from dockless.base.idmaps import user_name
-from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read_on, read_own
-from dockless.sched.formats.keyword_places import is_unread, place_of
-from dockless.sched.formats.tables import Source
-from dockless.sched.formats.templates import secrets_in, with_known
+from dockless.sched.formats.keyword_places import in_its_words, is_unread, place_of
+from dockless.sched.formats.tables import Source, shown_value
+from dockless.sched.formats.templates import literal_in, references, secrets_in, texts_of, unreadable
 from dockless.sched.parsing import NONE_QUEUED, with_line
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any], wr
     if "secrets" not in unread:
         with wrong.noted(), _placed(file, role, what):
             secrets = _secrets(file)
-            hidden = _hidden(role, secrets)
+            hidden = _hidden(role, secrets, file)
     found = _made(file, hidden, what, said, given, unread, wrong)
     if found is not None and role.reserve_cpus:
         with wrong.noted(), _placed(file, role, what, "reserve_cpus"):
@@ -361,8 +360,10 @@ def _placed(file: JobFile, role: Role, what: str, key: str = "") -> Iterator[Non
     except BadInput as error:
         if str(error).startswith(what):
             raise
-        line, said = place_of(file, role, key or error.subject)
-        raise BadInput(f"{what}{f':{line}' if line else ''}: {said}{error}", subject=error.subject, hint=error.hint) from None
+        keyword = key or error.subject
+        line, above = place_of(file, role, keyword)
+        why = in_its_words(file, role, keyword, str(error))
+        raise BadInput(f"{what}{f':{line}' if line else ''}: {above}{why}", subject=error.subject, hint=error.hint) from None
 
 
 def _check_gpus(role: Role) -> None:
@@ -434,35 +435,56 @@ def _secrets(file: JobFile) -> dict[str, str]:
     for name, secret in file.secrets.items():
         value = secret.value or os.environ.get(secret.env, "")
         if not value:
-            hint = f"set the variable: {secret.env}=… dockless submit FILE" if secret.env else 'write it down, or { env = "NAME" }'
+            hint = 'write it down, or { env = "NAME" }' if file.format == "dockless" else "write it down under secrets"
+            if secret.env:
+                hint = f"set the variable {secret.env}, and submit it again"
             raise BadInput(f"the secret {name} has no value", subject=f"secrets.{name}", hint=hint)
         found[name] = value
     return found
 
 
-def _hidden(role: Role, secrets: Mapping[str, str]) -> Role:
+def _check_references(text: str, secrets: Collection[str], file: JobFile, where: str) -> str:
+    """``text``, unchanged. ``BadInput`` where it refers to a secret that is not among these names, or to none in a file that has some: text
+    of others may hold ``<%`` by itself."""
+    for written in literal_in(text, secrets):
+        if written in file.literal:
+            continue
+        if found := secrets_in(written):
+            hint = "write it down under secrets" if file.source is not None else "clone it with --edit, and write it down under secrets"
+            raise BadInput(f"{where} refers to the secret {found[0]!r}, which the file does not have", subject=where, hint=hint)
+        if file.secrets or file.format == "openpai-2":
+            why, hint = unreadable(written)
+            raise BadInput(f"{where} {why}", subject=where, hint=hint)
+    return text
+
+
+def _hidden(role: Role, secrets: Mapping[str, str], file: JobFile) -> Role:
     """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too. The values are put
     in when the job starts."""
     env = role.options.get("env")
     options = dict(role.options)
     if isinstance(env, Mapping):
-        options["env"] = {name: with_known(_text_of(value, name), secrets, f"env.{name}") for name, value in env.items()}
+        options["env"] = {name: _check_references(_text_of(value, name), secrets, file, f"env.{name}") for name, value in env.items()}
     elif env is not None:
         if not isinstance(env, (list, tuple)):
-            raise BadInput(f"env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
-        options["env"] = [with_known(_text_of(one), secrets, "env") for one in env]
+            raise BadInput(f"env is {shown_value(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
+        options["env"] = [_check_references(_text_of(one), secrets, file, "env") for one in env]
     command = role.command
-    if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):
-        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: with_known(command[2], secrets, "command")}
-        command = (*command[:2], _FROM_HIDDEN, *command[3:])
+    if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c":
+        _check_references(command[2], secrets, file, "command")
+        if not secrets.keys().isdisjoint(secrets_in(command[2])):
+            options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: command[2]}
+            command = (*command[:2], _FROM_HIDDEN, *command[3:])
     listed = [("image", role.image), *(("command", one) for one in command)]
-    listed += [(name, json.dumps(value)) for name, value in options.items() if name != "env"]
-    if elsewhere := [(name, text) for name, text in listed if secrets_in(text)]:
+    listed += [(name, text) for name, value in options.items() if name != "env" for text in texts_of(value)]
+    if elsewhere := [(name, text) for name, text in listed if any(one not in file.literal for one in references(text) if secrets_in(one))]:
         raise BadInput(
             f"a secret stands where everybody on the host can read it: {elsewhere[0][1][:60]!r}",
             subject=elsewhere[0][0],
             hint="put it into a variable (env), or into the commands of a shell: script",
         )
+    for name, text in listed:
+        _check_references(text, secrets, file, name)
     return replace(role, command=command, options=options)
 
 
@@ -478,7 +500,7 @@ def unhidden(role: Role) -> Role:
 def _text_of(value: Any, name: str = "") -> str:
     """A variable's value: truth as the format writes it. ``BadInput`` for a list or a table."""
     if isinstance(value, (list, dict)):
-        raise BadInput(f"env{'.' * bool(name)}{name[:60]} is {shown(value)}, not a text", subject="env", hint="put it in quotes")
+        raise BadInput(f"env{'.' * bool(name)}{name[:60]} is {shown_value(value)}, not a text", subject="env", hint="put it in quotes")
     return {None: "", True: "true", False: "false"}[value] if isinstance(value, (bool, type(None))) else str(value)
 
 

@@ -182,6 +182,18 @@ def test_secrets_are_in_no_clone_and_its_job_has_them(roles):
             file_of([other, *jobs[1:]])
 
 
+def test_what_looks_like_a_secret_and_is_none_is_cloned_as_it_is():
+    """A job that was submitted without a file has such text, beside secrets that it has, too."""
+    env = (("A", "<% $secrets.x %>"), ("B", "<% $Secrets.y %>"), ("C", "<% $secrets.z %>"))
+    for argv in (("x", "<% $secrets.x %>"), ("sh", "-c", "echo <% $secrets.x %> <% $z %>")):
+        for secrets in ((), (("z", "hunter2"),)):
+            job = JobSpec(Spec(argv, env=env, hostname="<%$secrets.h%>"), secrets=secrets)
+            assert order_of(file_of([job]), "job 3").jobs == (job,)
+    with pytest.raises(BadInput, match=r"job 3: env\.W refers to the secret 'nope'") as caught:
+        order_of(with_options(file_of([job]), {"env": {"W": "<% $secrets.nope %>"}}, ()), "job 3")
+    assert caught.value.hint == "clone it with --edit, and write it down under secrets"
+
+
 def test_what_only_python_can_say_is_told():
     for mount in (Bind("/a:b", "/c"), Bind("/a", "/c", idmap=False)):
         with pytest.raises(BadInput, match="the mount of /c cannot be written in a file"):

@@ -357,6 +357,62 @@ def test_what_names_secrets_is_bounded(names):
         JobSpec(Spec(argv=("true",)), secrets=tuple((name, "value") for name in names))
 
 
+REFERENCES = ("<% $secrets.docker-pw %>", "<% $secrets.a.b %>", "<% $secrets %>", "<% $Secrets.a %>", "<% $secret.a %>", "<%$secrets.a b%>")
+
+
+@pytest.mark.parametrize("written", REFERENCES)
+def test_a_reference_that_is_not_written_right_is_refused(written, capfd):
+    """Its text would run. Text of others may hold such by itself, where a file has no secrets."""
+    script, env = f"script = 'echo [{written}]'\n", f"script = 'x'\nenv = {{ A = '[{written}' }}\n"
+    for text, where in ((script, "command"), (env, "env.A"), (f"command = ['x', '{written}']\n", "command")):
+        (told,) = all_told(f"{text}[secrets]\na = 'b'\n", "a.toml")
+        assert told.startswith(f"a.toml:{2 if where == 'env.A' else 1}: {where} has '{written[:9]}"), told
+    if not written.startswith("<% $secrets.a"):
+        assert make_job_of(read_text(script, "a.toml"), "a.toml").spec.argv[2] == f"echo [{written}]"
+    text = OPENPAI_2.replace('["true"]', f'["echo [{written}]"]') + "secrets: {docker-pw: X, a: b}\n"
+    (told,) = all_told(text, "a.yaml")
+    assert told.startswith("a.yaml:") and "taskRoles.r.commands" in told and ("no reference" in told or "no value" in told), told
+
+
+def test_a_long_reference_is_written_right():
+    name = "x" * 64
+    text = f"script = 'echo <% $secrets.{name} %> <% of another <%{' ' * 20}$secrets.{name}{' ' * 20}%>'\n[secrets]\n{name} = '1'\n"
+    assert make_job_of(read_text(text, "a.toml"), "a.toml").secrets == ((name, "1"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hint"),
+    [
+        ("script = '<% $secrets.a %>'\n[secrets]\na = ''\n", "a.toml", 'write it down, or { env = "NAME" }'),
+        ("script = '<% $secrets.a %>'\n[secrets]\na = { env = 'NOT_SET' }\n", "a.toml", "set the variable NOT_SET, and submit it again"),
+        ('secrets: {a: ""}', "a.yaml", "write it down under secrets"),
+        ("secrets: {a: null}", "a.yaml", "write it down under secrets"),
+    ],
+)
+def test_what_to_do_about_a_secret_without_a_value(text, name, hint, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    text = text if name == "a.toml" else OPENPAI_2.replace('["true"]', '["<% $secrets.a %>"]') + text
+    with pytest.raises(BadInput, match="the secret a has no value") as caught:
+        make_gang_of(read_text(text, name), name)
+    assert caught.value.hint == hint
+
+
+def test_each_secret_of_a_converted_file_has_a_variable_of_its_own():
+    """Names of other cases, or that differ at their ends, too. What nothing refers to is left out: who submits it would be asked for it."""
+    long = ["x" * 63 + end for end in "ab"]
+    names = ["tok", "TOK", "Tok", *long]
+    used = "".join(f"<% $secrets.{name} %>" for name in names)
+    secrets = "".join(f"{name} = 'v'\n" for name in [*names, "unused"])
+    found = document(read_text(f"script = 'echo {used}'\n[secrets]\n{secrets}other = {{ env = 'SECRET_TOK' }}\n", "a.toml"))["secrets"]
+    assert list(found) == names
+    assert [one["env"] for one in found.values()] == [
+        "SECRET_TOK", "SECRET_TOK_2", "SECRET_TOK_3", "SECRET_" + "X" * 57, "SECRET_" + "X" * 55 + "_2",
+    ]  # fmt: skip
+    taken = "script = '<% $secrets.tok %><% $secrets.other %>'\n[secrets]\ntok = 'v'\nother = { env = 'SECRET_TOK' }\n"
+    found = document(read_text(taken, "a.toml"))["secrets"]
+    assert found == {"tok": {"env": "SECRET_TOK_2"}, "other": {"env": "SECRET_TOK"}}
+
+
 def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
     text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
     a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
@@ -523,6 +579,19 @@ def test_the_queue_counts_what_compose_reserves(limit, reserved, cores, memory):
     assert job.spec.limits.cpu_max == (None if "cpus" not in limit else cores / 1000 if cores == 4000 else 0.5)
 
 
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("deploy: {resources: {limits: {memory: 512M}, reservations: {memory: 1G}}}", "deploy.resources.reservations.memory"),
+        ("mem_limit: 512M\n    mem_reservation: 1G", "mem_reservation"),
+    ],
+)
+def test_memory_that_is_reserved_beyond_the_limit_is_told_in_composes_words(said, where):
+    (told,) = all_told(f"services:\n  a:\n    image: x\n    {said}\n", "a.yaml")
+    line = 5 if where == "mem_reservation" else 4
+    assert told.startswith(f"a.yaml:{line}: services.a: {where} 1 GiB is more than the limit 512 MiB"), told
+
+
 def test_cores_that_are_reserved_stand_above_the_roles_or_in_one():
     text = "script = 'true'\nreserve_cpus = 2\n[roles.a]\n[roles.b]\nreserve_cpus = 0.5\n"
     assert [job.reserve_cpus for job in make_gang_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
@@ -558,6 +627,35 @@ def test_when_a_job_of_openpai_has_ended(completion, failed, succeeded):
     assert told == (str(failed or -1), str(succeeded or -1))
     first = read_text(OPENPAI % ("", 0), "a.json").roles[0]
     assert (first.min_failed, first.min_succeeded, first.options["env"]["PAI_MIN_SUCCEEDED_TASK_COUNT_r"]) == (1, None, "-1")
+
+
+def test_more_successes_than_instances_are_refused():
+    for number in (-2, 0, 3):
+        (told,) = all_told(OPENPAI_2.replace("r: {", f"r: {{instances: 2, completion: {{minSucceededInstances: {number}}}, "), "a.yaml")
+        wrong = f"minSucceededInstances is {number}, not -1 or a whole number from 1 to 2"
+        assert wrong in told, told
+    one = (OPENPAI % ("", 0)).replace('"taskNumber": 1', '"taskNumber": 1, "minSucceededTaskCount": 2')
+    assert "minSucceededTaskCount is 2, not a whole number from 1 to 1" in all_told(one, "a.json")[0]
+    unread = OPENPAI_2.replace("r: {", "r: {instances: x, completion: {minSucceededInstances: 2}, ")
+    assert len(all_told(unread, "a.yaml")) == 1
+    assert len(all_told("[roles.a]\nscript = 'x'\ncount = 'x'\nmin_succeeded = 2\n", "a.toml")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.params", "job_type=XJob\ncommand=x\nworker_count=1\nworker_image=x", "a.params:1: job_type is 'XJob'"),
+        ("a.sh", "#!/bin/sh\n#SBATCH --array=0-3%0\n", "a.sh:2: --array 0-3%0 lets none of its jobs run"),
+        ("a.toml", "script = 'x'\nreserve_cpus = true", "a.toml:2: reserve_cpus is true, not a number"),
+        ("a.toml", "script = 'x'\nname = []", "a.toml:2: name is a list, not a text"),
+        ("a.toml", "script = 'x'\ncount = { a = 1 }", "a.toml:2: count is a mapping, not a whole number"),
+        ("a.json", '{"command": [null]}', "a.json:1: command[0] is null, not a text"),
+        ("a.toml", "script = 'x'\nenv = true", "a.toml:2: env is true, not a mapping"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_words_of_its_file(name, text, told):
+    (found,) = all_told(text, name)
+    assert found.startswith(told), found
 
 
 def test_parameters_stand_in_addresses_of_prerequisites():
@@ -816,12 +914,12 @@ def all_told(text: str, name: str, **queue: object) -> list[str]:
          ["a.toml:2: time_limit 'q'", "a.toml:3: memory"]),
         ("c.yaml", "services:\n  a:\n    image: x\n    mem_limit: 10Q\n  b:\n    image: x\n    mem_limit: 10Q\n"
          "    environment:\n      - =2\n",
-         ["c.yaml:4: services.a: memory '10Q'", "c.yaml:7: services.b: memory '10Q'", "c.yaml:8: services.b: environment name"]),
+         ["c.yaml:4: services.a: mem_limit '10Q'", "c.yaml:7: services.b: mem_limit '10Q'", "c.yaml:8: services.b: environment name"]),
         ("d.yaml", "protocolVersion: 2\nname: a\ntype: job\nprerequisites:\n  - {type: dockerimage, name: i, uri: 'X::y'}\ntaskRoles:\n"
          "  r: {dockerImage: i, resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0}, commands: ['true']}",
          ["d.yaml:7: taskRoles.r: 'X::y' is not an image reference"]),
         ("a.toml", 'script = "x"\n[env]\nA = [1]\nB = { x = 1 }',
-         ["a.toml:2: env.A is of type list, not a text", "a.toml:2: env.B is of type dict"]),
+         ["a.toml:2: env.A is a list, not a text", "a.toml:2: env.B is a mapping"]),
         ("a.json", '{"image": "host"}', ["a.json says no command, and the image host has none"]),
         ("a.yaml", "", ["a.yaml is empty"]),
     ],
@@ -876,7 +974,7 @@ INJECTED = [
         ("volumes:\n      - ./data:/data:ro", "volumes:\n      - ./data:data", "services.test: mount target 'data' is not"),
         ("{soft: 1024, hard: 4096}", "{soft: 5, hard: 4}", "services.test: ulimits: nofile: the soft limit is above the hard one"),
         ("interval: 5s", "interval: soon", "services.test: health.interval 'soon'"),
-        ("memory: 50M", "memory: 50Q", "services.test: memory '50Q'"),
+        ("memory: 50M", "memory: 50Q", "services.test: deploy.resources.limits.memory '50Q'"),
         ("count: 1", "count: -3", "services.test.deploy.resources.reservations.devices[0].count is -3"),
     ]),
     ("openpai-2-two-roles.yaml", [
@@ -901,14 +999,14 @@ INJECTED = [
         ("name=yourtaskname", f"name={'x' * 200}", f"name '{'x' * 40}' is too long"),
         ("kind=PyTorchJob", "knd=PyTorchJob", "knd is unknown"),
         ("worker_count=1", "worker_count=one", "worker_count 'one' cannot be read"),
-        ("worker_cpu=4", "cpu=0.0001", "cpus 0.0001: the kernel gives no less"),
+        ("worker_cpu=4", "cpu=0.0001", "cpu 0.0001: the kernel gives no less"),
         ("worker_memory=4\n", "memory=much\n", "memory 'much' is no size"),
         ("worker_image=registry.example:5000/eflops/pytorch:v1", "worker_image=No/Such:::", "'No/Such:::' is not an image reference"),
     ]),
     ("array.sbatch", [
         ("-J night", "--tiem 3 --gpus=x", "--tiem is unknown"),
-        ("#SBATCH --array=1-9:2", "#SBATCH --array=0-300000", "array '300001' is"),
-        ("--requeue --hold", "--priority=9999999 --hlod", "priority 9999999 is out of range"),
+        ("#SBATCH --array=1-9:2", "#SBATCH --array=0-300000", "--array '300001' is"),
+        ("--requeue --hold", "--priority=9999999 --hlod", "--priority 9999999 is out of range"),
         ("afterok:1:2,singleton", "afterok:0-0", "--dependency 'afterok:0-0' cannot be read"),
         ("/data:/data:ro", "/data:data", "mount target 'data' is not an absolute path"),
     ]),
@@ -986,4 +1084,4 @@ def test_the_second_of_two_roles_is_told_with_its_own_line():
         .replace('"cpuNumber": 2, "memoryMB": 16384', '"cpuNumber": 9999999, "memoryMB": 16384')
     )
     (told,) = all_told(text, "a.json")
-    assert told.startswith("a.json:16: taskRoles[1]: cpus 1e+07"), told
+    assert told.startswith("a.json:16: taskRoles[1]: cpuNumber 1e+07"), told
