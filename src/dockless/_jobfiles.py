@@ -434,7 +434,7 @@ def _secrets(file: JobFile) -> dict[str, str]:
     for name, secret in file.secrets.items():
         value = secret.value or os.environ.get(secret.env, "")
         if not value:
-            hint = f"set the variable: {secret.env}=… dockless submit FILE" if secret.env else 'write it down, or { env = "NAME" }'
+            hint = f"set the variable {secret.env}" if secret.env else 'write it down, or { env = "NAME" }'
             raise BadInput(f"the secret {name} has no value", subject=f"secrets.{name}", hint=hint)
         found[name] = value
     return found
