@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dockless.base import device_names, paths
 from dockless.base.dataclass import dataclass
-from dockless.base.findings import Findings
+from dockless.base.findings import MOST, Findings
 from dockless.base.later import re
 from dockless.base.occasions import parse
 from dockless.base.toml_lines import lines_of
@@ -277,7 +277,9 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
         found.add(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
     if values["host.own_cores"] == "yes" and values["host.numa"] != "any":
         what = f'is for numa = "any", and host.numa is {values["host.numa"]!r}: both say on which processors jobs run'
-        found.add(found.wrong(("host", "own_cores"), what))
+        error = found.wrong(("host", "own_cores"), what)
+        error.hint = "leave one of them out"
+        found.add(error)
     found.refuse()
     return values
 
@@ -299,8 +301,8 @@ def check_possible(values: Mapping[str, Any]) -> None:
 
 def without_effect(path: Path | None = None) -> list[str]:
     """One line for each user and group in the file that this host does not know, for each reservation that is over, for ``gpus.mps`` where
-    no GPU is shared so, for ``gpus.driver_root`` that is no directory, and for the first weight where ``queue.order`` is not fair: what is
-    said of them has no effect. No error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
+    no GPU is shared so, and for each weight, the first 20, where ``queue.order`` is not fair: what is said of them has no effect. No
+    error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
     values, text = load(path), text_of(path) or ""
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
@@ -321,12 +323,20 @@ def without_effect(path: Path | None = None) -> list[str]:
             found.append((("reservations", name, "start"), f"{said['start']} is over"))
     if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
         found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
-    if not os.path.isdir(values["gpus.driver_root"]):
-        found.append((("gpus", "driver_root"), f"there is no directory {values['gpus.driver_root']}"))
     if values["queue.order"] != "fair":
         weights = (weight for here, said in _quotas(values) for weight in _weights(here, said))
-        found += [(here, f'is for order = "fair", and queue.order is {values["queue.order"]!r}') for here in islice(weights, 1)]
+        found += [(here, f'is for order = "fair", and queue.order is {values["queue.order"]!r}') for here in islice(weights, MOST)]
     return [f"{path}:{_line(text, here)}: {_dotted(here)}: {what}" for here, what in found]
+
+
+def missing_driver(path: Path | None = None) -> list[str]:
+    """One line where ``gpus.driver_root`` is no directory: this host then has no GPUs of NVIDIA. No error: the directory may be mounted
+    later. ``BadInput`` as ``load``."""
+    path = paths.config_file() if path is None else path
+    root, here = load(path)["gpus.driver_root"], ("gpus", "driver_root")
+    if os.path.isdir(root):
+        return []
+    return [f"{path}:{_line(text_of(path) or '', here)}: {_dotted(here)}: there is no directory {root}, so no GPU of NVIDIA is found"]
 
 
 def _quotas(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dockless.base import paths
-from dockless.base.settings import check_possible, load, unknown_classes, without_effect
+from dockless.base.path import Path
+from dockless.base.settings import check_possible, load, missing_driver, unknown_classes, without_effect
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput
 from dockless.sched import config
@@ -23,13 +24,19 @@ _AT_START = ("gpus.driver_root",)
 
 
 def settings() -> config.Config:
-    """What the file says; names in it that this host does not know are told. ``BadInput``, also for what this daemon cannot do."""
+    """What the file says; names in it that this host does not know are told. ``BadInput`` as ``startable``."""
     path = paths.config_file()
+    found = startable(path)
+    for line in missing_driver(path) + without_effect(path):
+        say(line)
+    return found
+
+
+def startable(path: Path) -> config.Config:
+    """What the file says. ``BadInput``, also for what the caller's own daemon cannot do on this host."""
     check_possible(load(path))
     found = config.load(path)
     check_own_cores(found)
-    for line in without_effect(path):
-        say(line)
     return found
 
 

@@ -437,7 +437,7 @@ def _secrets(file: JobFile) -> dict[str, str]:
         if not value:
             hint = 'write it down, or { env = "NAME" }' if file.format == "dockless" else "write it down under secrets"
             if secret.env:
-                hint = f"set the variable {secret.env}, and submit it again"
+                hint = f"set the variable {secret.env}"
             raise BadInput(f"the secret {name} has no value", subject=f"secrets.{name}", hint=hint)
         found[name] = value
     return found

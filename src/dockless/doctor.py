@@ -14,7 +14,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Literal
 from dockless.base.units import format_size
-from dockless.errors import DocklessError
+from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.nodes import DeviceNode
@@ -270,10 +270,20 @@ def _daemon() -> tuple[Status, str, str]:
 def _settings() -> tuple[Status, str, str]:
     from dockless.base import settings
     from dockless.sandbox.gpus.host_classes import has_class
+    from dockless.sched.engine.reading import startable
 
     path = paths.config_file()
     kinds = settings.load(path)["gpus.devices"]
-    if unknown := settings.without_effect(path) + settings.unknown_classes(has_class(kinds), path):
+    try:
+        startable(path)
+    except BadInput as error:
+        return "note", f"{error} (the daemon does not start with it)", error.hint
+    unknown = settings.without_effect(path) + settings.unknown_classes(has_class(kinds), path)
+    if missing := settings.missing_driver(path):
+        step = "name the directory where the driver is installed, or leave gpus.driver_root out"
+        step += "; correct or remove the others: they have no effect" if unknown else ""
+        return "note", "; ".join(missing + unknown), step
+    if unknown:
         return "note", "; ".join(unknown), "correct or remove these: they have no effect"
     if kinds:
         from dockless.sandbox.gpus import handed_out

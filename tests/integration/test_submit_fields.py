@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from support.requires import requires
@@ -90,11 +92,26 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, ca
     monkeypatch.delenv("SECRET_TOKEN")
     editor.write_text("#!/bin/sh\nsed -i 's/^token = .*/token = \"written\"/' $1\n")
     assert main(["clone", "-q", "--wait", "--edit", first]) == 0
+    editor.write_text("#!/bin/sh\necho 'cpus = [' >> $1\n")
+    capfd.readouterr()
+    assert main(["clone", "--edit", first]) == 125
+    hint = r"your text is kept: correct (\S+), then VISUAL='(.*)' dockless clone --edit"
+    kept, command = re.search(hint, capfd.readouterr().err).groups()
+    text = Path(kept).read_text()
+    Path(kept).write_text(text.removesuffix("cpus = [\n"))
+    monkeypatch.setenv("VISUAL", command)
+    assert main(["clone", "-q", "--wait", "--edit", first]) == 0
+    Path(kept).unlink()
+    capfd.readouterr()
+    for words in (["-e", "W=<% $secrets.nope %>", first], [first, "--", "echo", "<% $secrets.nope %>"]):
+        assert main(["clone", *words]) == 125
+        err = capfd.readouterr().err
+        assert "refers to the secret 'nope', which the job does not have" in err and f"hint: dockless clone --edit {first}, and" in err
     with dockless.sched.connect() as queue:
         (again,) = queue.requeue(int(first))
         queue.wait(again.id, timeout=60)
     own = "hunter2 bhunter2"
-    assert out.read_text().splitlines()[2:] == [own, own, "other bother", "written bwritten", own]
+    assert out.read_text().splitlines()[2:] == [own, own, "other bother", "written bwritten", own, own]
 
 
 def test_a_group_is_kept(daemon, capfd):

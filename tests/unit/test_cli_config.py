@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from dockless import doctor
+from dockless import cgroups, doctor
 from dockless.base.settings import DEFAULTS, SETTINGS
 from dockless.cli import main
 
@@ -84,6 +84,35 @@ def test_what_only_roots_daemon_can_do(say, home, tmp_path, monkeypatch, text):
     (tmp_path / "roots.toml").write_text(text)
     assert say("check", str(tmp_path / "roots.toml")) == (0, f"{tmp_path}/roots.toml is right.\n", "")
     assert say("show")[0] == 0
+
+
+def test_what_this_host_cannot_do(say, home, tmp_path, monkeypatch):
+    """A daemon of root's refuses it, too. Of other files nothing is said of that."""
+    monkeypatch.setattr(cgroups, "find_delegation", lambda: cgroups.Delegation(None, frozenset(), frozenset(), "none", "a test"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (home / "dockless.toml").write_text('[host]\nown_cores = "yes"\n')
+    code, out, err = say("check")
+    assert (code, out) == (125, "") and "host.own_cores: cpuset.cpus cannot be limited: a test" in err
+    assert "hint: leave host.own_cores out" in err
+    status, what, step = doctor._settings()
+    assert (status, step) == ("note", "leave host.own_cores out") and what.endswith("a test (the daemon does not start with it)")
+    (tmp_path / "other.toml").write_text('[host]\nown_cores = "yes"\n')
+    assert say("check", str(tmp_path / "other.toml"))[0] == 0
+
+
+def test_a_driver_that_is_not_there(say, home):
+    """Has an effect: there are no GPUs."""
+    (home / "dockless.toml").write_text('[gpus]\ndriver_root = "/no-such"\n')
+    line = "HOME/dockless.toml:2: gpus.driver_root: there is no directory /no-such, so no GPU of NVIDIA is found"
+    assert say("check") == (1, f"{line}\n", "")
+    assert json.loads(say("check", "--json")[1])["unknown"] == [line]
+    step = "name the directory where the driver is installed, or leave gpus.driver_root out"
+    assert doctor._settings() == ("note", line.replace("HOME", str(home)), step)
+    with (home / "dockless.toml").open("a") as file:
+        file.write("[quota.users]\nnobody-here = 1\n")
+    assert say("check")[1].splitlines()[1:] == ["What is said of these has no effect.", line]
+    status, what, said = doctor._settings()
+    assert (status, said) == ("note", f"{step}; correct or remove the others: they have no effect") and "; " in what
 
 
 def test_a_file_that_is_not_there(say):

@@ -168,7 +168,13 @@ def test_clones(daemon, say, monkeypatch, tmp_path):
     code, _, err = say("clone", "--edit", "1")
     (left,) = tmp_path.glob("job-1-*.toml")
     assert code == 125 and f"your text is kept: dockless submit {left}" in " ".join(err) and left.stat().st_mode & 0o777 == 0o600
-    for editor, why in (("false", "false ended with exit code 1, so nothing was submitted"), ("/no/such", "/no/such cannot be started")):
+    wrong = {
+        "false": "false ended with exit code 1, so nothing was submitted",
+        "/no/such": "/no/such cannot be started",
+        "'": "the variable EDITOR is no command: No closing quotation",
+        " ": "the variable EDITOR names no editor",
+    }
+    for editor, why in wrong.items():
         monkeypatch.setenv("EDITOR", editor)
         assert why in say("clone", "--edit", "1")[2][0] and [*tmp_path.glob("job-*")] == [left]
     assert say("clone", "1", "--edit", "--print")[0] == say("clone", "99")[0] == say("clone", "x")[0] == 125

@@ -54,6 +54,15 @@ def test_the_queue_and_its_quotas(shown):
     ]
 
 
+def test_how_jobs_that_start_together_count():
+    """They wait as one and run as several."""
+    lines = metrics.text(HostInfo(waiting=1, running=4), Top(1.0, users=(UserUse("ann", running=4, waiting=1),))).splitlines()
+    told = [line.partition(" Jobs ")[2] for line in lines if line.startswith("# HELP") and "_jobs_" in line]
+    one, each = "; those that start together are one.", ", each of those that start together."
+    assert [line.endswith(one) for line in told] == [True, False, True, False]
+    assert [line.endswith(each) for line in told] == [False, True, False, True]
+
+
 def test_cores_and_memory(shown):
     assert shown(HostInfo(cores=60.0, cores_used=2.5, memory=480 << 30, memory_used=0))[3:] == [
         "dockless_cores 60",

@@ -345,6 +345,11 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("OUR_TOKEN", raising=False)
     with pytest.raises(BadInput, match="the secret token has no value"):
         make_job_of(read_job_file(str(path)), "job.toml")
+    lines = tmp_path / "jobs.jsonl"
+    lines.write_text('{"command": ["env"], "env": {"A": "<% $secrets.token %>"}, "secrets": {"token": {"env": "OUR_TOKEN"}}}\n')
+    with pytest.raises(BadInput, match="the secret token has no value") as caught:
+        jobs_of_list(str(lines))
+    assert caught.value.hint == "set the variable OUR_TOKEN"  # whichever command reads it
     monkeypatch.setenv("OUR_TOKEN", "x")
     job = make_job_of(read_job_file(str(path)), "job.toml")
     assert job.secrets == (("token", "x"),) and with_values(job.spec.env, dict(job.secrets)) == (("A", "x"),)

@@ -408,10 +408,8 @@ def test_defaults_are_written_once():
         (WEEKLY.replace("anna", "nobody-here"), "3: reservations.ml.users: there is no user 'nobody-here'"),
         ('[host]\nadmin_groups = ["no-group"]\n', "2: host.admin_groups: there is no group 'no-group'"),
         (WEEKLY.replace("anna", "root").replace("Mon 10:00", "2020-01-01T10:00"), "4: reservations.ml.start: 2020-01-01T10:00 is over"),
-        ('[gpus]\nshare = "no"\ndriver_root = "/no-such"\n', "3: gpus.driver_root: there is no directory /no-such"),
-        ('[gpus]\ndriver_root = "/etc/passwd"\n', "2: gpus.driver_root: there is no directory /etc/passwd"),
         (
-            "[quota]\ndefault = 1\n[quota.users]\nroot = { limit = 2, weight = 3 }\n[quota.groups]\nroot = { weight = 2 }\n",
+            "[quota]\ndefault = 1\n[quota.users]\nroot = { limit = 2, weight = 3 }\n",
             "4: quota.users.root.weight: is for order = \"fair\", and queue.order is 'fifo'",
         ),
         (
@@ -428,6 +426,25 @@ def test_names_that_nobody_has_are_told(home, text, said):
     settings.load()  # no error: an account may be removed while the file stays
     status, what, step = doctor._settings()
     assert (status, what) == ("note", f"{paths.config_file()}:{said}") and step
+
+
+def test_each_weight_without_effect_is_told(home):
+    written("[quota.users]\nroot = { weight = 3 }\n[quota.groups]\nroot = { weight = 2, classes = { whole = { weight = 4 } } }\n")
+    places = ["2: quota.users.root.weight", "4: quota.groups.root.weight", "4: quota.groups.root.classes.whole.weight"]
+    why = "is for order = \"fair\", and queue.order is 'fifo'"
+    assert settings.without_effect() == [f"{paths.config_file()}:{place}: {why}" for place in places]
+    written("[quota.groups.root.classes]\n" + "".join(f"C{number} = {{ weight = 2 }}\n" for number in range(30)))
+    assert len(settings.without_effect()) == 20
+
+
+@pytest.mark.parametrize("root", ["/no-such", "/etc/passwd"])
+def test_a_driver_that_is_not_there_is_told(home, root):
+    """Apart from what has no effect: it is why there are no GPUs."""
+    written(f'[gpus]\nshare = "no"\ndriver_root = "{root}"\n')
+    line = f"{paths.config_file()}:3: gpus.driver_root: there is no directory {root}, so no GPU of NVIDIA is found"
+    assert (settings.missing_driver(), settings.without_effect()) == ([line], [])
+    written('[gpus]\ndriver_root = "/"\n')
+    assert settings.missing_driver() == []
 
 
 def test_groups_of_the_file_need_no_group_of_the_system(home):
@@ -447,6 +464,7 @@ def test_without_a_file_no_name_is_unknown(home):
 def test_processors_are_chosen_in_one_way():
     error = refused('[host]\nnuma = "near"\nown_cores = "yes"\n')
     assert f"{paths.config_file()}:3: host.own_cores is for numa = \"any\", and host.numa is 'near'" in str(error)
+    assert error.hint == "leave one of them out"
     written('[host]\nown_cores = "yes"\n')
     assert settings.load()["host.own_cores"] == "yes"
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dockless.sched.formats import JobFile
 
 
+_NAME_IT = "name your editor in the variable EDITOR"
+
+
 def clone_options(parser: Parser) -> None:
     parser.takes_command = True
     parser.usage = "dockless clone [options] ID [-- COMMAND …]"
@@ -62,7 +65,20 @@ def clone(options: Namespace) -> int:
         return 0
     if options.edit:
         return _edited(file, number, options)
+    _refuse_unknown_secrets(file, said["env"], options)
     return submit_order(order_of(file, what), options)
+
+
+def _refuse_unknown_secrets(file: JobFile, env: Any, options: Namespace) -> None:
+    """``BadInput`` where the command line refers to a secret that the job does not have."""
+    from dockless.sched.formats.templates import secrets_in
+
+    texts = [("-e", text) for text in (env.values() if hasattr(env, "values") else env or ())]
+    for where, text in [*texts, *(("the command", one) for one in options.command or ())]:
+        for name in secrets_in(text):
+            if name not in file.secrets:
+                hint = f"dockless clone --edit {job_number(options.id)}, and write it down under secrets"
+                raise BadInput(f"{where} refers to the secret {name!r}, which the job does not have", subject=where, hint=hint)
 
 
 def _said(options: Namespace) -> dict[str, Any]:
@@ -76,6 +92,20 @@ def _said(options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value not in (None, "", 0, [])}
 
 
+def _editor() -> list[str]:
+    """The user's editor with its options. ``BadInput`` for a variable that names none."""
+    import shlex
+
+    name = next((name for name in ("VISUAL", "EDITOR") if os.environ.get(name)), "")
+    try:
+        found = shlex.split(os.environ[name]) if name else ["vi"]
+    except ValueError as error:  # a quotation mark without its other one
+        raise BadInput(f"the variable {name} is no command: {error}", subject="--edit", hint=_NAME_IT) from None
+    if not found:
+        raise BadInput(f"the variable {name} names no editor", subject="--edit", hint=_NAME_IT)
+    return found
+
+
 def _edited(file: JobFile, number: int, options: Namespace) -> int:
     """Submitted as the user's editor leaves it. A text that is wrong is not lost. Values of secrets are not in it: where neither
     the text nor the environment has one, the job's own is used."""
@@ -87,7 +117,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
     from dockless.base.dataclass import replace
     from dockless.sched.formats.own import document, toml
 
-    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    editor = _editor()
     fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables may hold secrets, too
     with open(fd, "w", encoding="utf-8") as stream:
         stream.write(toml(document(file)))
@@ -95,8 +125,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         code = subprocess.run([*editor, path]).returncode
     except OSError as error:
         os.unlink(path)
-        hint = "name your editor in the variable EDITOR"
-        raise BadInput(f"{editor[0]} cannot be started: {error.strerror}", subject="--edit", hint=hint) from None
+        raise BadInput(f"{editor[0]} cannot be started: {error.strerror}", subject="--edit", hint=_NAME_IT) from None
     if code:
         os.unlink(path)
         raise BadInput(f"{editor[0]} ended with exit code {code}, so nothing was submitted", subject="--edit", hint="try again")
@@ -106,7 +135,10 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         own = {name: secret for name, secret in file.secrets.items() if name in unsaid}
         order = order_of(replace(edited, secrets={**edited.secrets, **own}), path)
     except BadInput as error:
-        error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: dockless submit {path}")))
+        again = f"dockless submit {shlex.quote(path)}"
+        if file.secrets:  # whose values the job has, and the text does not
+            again = f"correct {path}, then VISUAL={shlex.quote(f'cp {shlex.quote(path)}')} dockless clone --edit {number}"
+        error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: {again}")))
         raise
     os.unlink(path)
     return submit_order(order, options)

@@ -17,8 +17,8 @@ def config_options(parser: Parser) -> None:
 
 
 def config(options: Namespace) -> int:
-    """1 for a file whose users or groups this host does not know, or of whose classes it has no GPU; ``BadInput`` for one that cannot be
-    read, and for the caller's own if a daemon would not start with it."""
+    """1 for a file whose users or groups this host does not know, of whose classes it has no GPU, or whose directory of the driver it does
+    not have; ``BadInput`` for one that cannot be read, and for the caller's own if a daemon would not start with it."""
     from dockless.base import paths, settings
     from dockless.base.path import Path
 
@@ -29,13 +29,15 @@ def config(options: Namespace) -> int:
         )
     values = settings.load(path)
     if options.action == "check" and (not options.file or _in_use(path)):
-        settings.check_possible(values)
+        from dockless.sched.engine.reading import startable
+
+        startable(path)
     if options.action == "show":
         return _show(values, options.json)
     from dockless.sandbox.gpus.host_classes import has_class
 
     unknown = settings.without_effect(path) + settings.unknown_classes(has_class(values["gpus.devices"]), path)
-    return _check(path, unknown, _disk(values), options.json)
+    return _check(path, settings.missing_driver(path), unknown, _disk(values), options.json)
 
 
 def _in_use(path: Any) -> bool:
@@ -63,16 +65,16 @@ def _disk(values: Any) -> str:
     return f"[disk] is measured: {why}." if why else "[disk] is enforced by the kernel, with project quotas."
 
 
-def _check(path: Any, unknown: list[str], disk: str, as_json: bool) -> int:
+def _check(path: Any, missing: list[str], unknown: list[str], disk: str, as_json: bool) -> int:
     if as_json:
-        print_json({"file": str(path), "there": path.exists(), "unknown": unknown, **({"disk": disk} if disk else {})})
-    elif unknown:
-        out(*unknown, "What is said of these has no effect.")
+        print_json({"file": str(path), "there": path.exists(), "unknown": missing + unknown, **({"disk": disk} if disk else {})})
+    elif missing or unknown:
+        out(*unknown, *(["What is said of these has no effect."] if unknown else []), *missing)
     else:
         out(f"{path} is right." if path.exists() else f"{path} is not there: the defaults hold.")
     if disk and not as_json:
         out(disk)
-    return 1 if unknown else 0
+    return 1 if missing or unknown else 0
 
 
 def _show(values: Any, as_json: bool) -> int:
