@@ -136,3 +136,12 @@ def test_a_signal_shows_in_the_exit_code_of_a_result(capfd):
     assert main(["run", "--json", "--", "sh", "-c", "kill -9 $$"]) == 137
     document = json.loads(capfd.readouterr().err)
     assert (document["exit_code"], document["code"], document["signal"]) == (137, None, 9)
+
+
+def test_what_only_looks_like_a_secret_is_cloned(monkeypatch):
+    """A job without a file may say such words, and means them."""
+    job = dockless.submit(["test", "<% $secrets.x %>", "=", "<% $secrets.x %>"])
+    assert job.wait(60).exit_code == 0
+    monkeypatch.setenv("VISUAL", "true")
+    for words in (["clone", "-q", "--wait", str(job.id)], ["clone", "-q", "--wait", "--edit", str(job.id)]):
+        assert main(words) == 0

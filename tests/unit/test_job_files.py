@@ -389,7 +389,7 @@ def test_a_long_reference_is_written_right():
     ("text", "name", "hint"),
     [
         ("script = '<% $secrets.a %>'\n[secrets]\na = ''\n", "a.toml", 'write it down, or { env = "NAME" }'),
-        ("script = '<% $secrets.a %>'\n[secrets]\na = { env = 'NOT_SET' }\n", "a.toml", "set the variable NOT_SET, and submit it again"),
+        ("script = '<% $secrets.a %>'\n[secrets]\na = { env = 'NOT_SET' }\n", "a.toml", "set the variable NOT_SET"),
         ('secrets: {a: ""}', "a.yaml", "write it down under secrets"),
         ("secrets: {a: null}", "a.yaml", "write it down under secrets"),
     ],

@@ -133,7 +133,7 @@ def _edited(file: JobFile, number: int, options: Namespace) -> int:
         edited = read_job_file(path)
         unsaid = {name for name, secret in edited.secrets.items() if not secret.value and not os.environ.get(secret.env)}
         own = {name: secret for name, secret in file.secrets.items() if name in unsaid}
-        order = order_of(replace(edited, secrets={**edited.secrets, **own}), path)
+        order = order_of(replace(edited, secrets={**edited.secrets, **own}, literal=file.literal), path)
     except BadInput as error:
         again = f"dockless submit {shlex.quote(path)}"
         if file.secrets:  # whose values the job has, and the text does not
