@@ -236,12 +236,14 @@ class Engine:
         if entry.gang is not None:
             await gang_ends.over(self, entry, change)
             return
-        if entry.job.options.preempted_by:
+        entry.silent = True
+        if entry.job.options.preempted_by or entry.job.options.requeue:
             change = preempting.unmarked(entry, change)
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
         weights.ended(self, entry.job.uid)
+        entry.silent = False
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
             return

@@ -81,6 +81,11 @@ class LiveJob:
         return self.going_on if self is self.first else [one for one in self.going_on if one is self]
 
     @property
+    def attempt_is_over(self) -> bool:
+        """Whether its end, or that of all of its gang, is being written down."""
+        return self.silent if self.gang is None else self.gang.settling
+
+    @property
     def first(self) -> LiveJob:
         """It, or the one that stands for its gang."""
         return self if self.gang is None else self.gang.first

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from support.faults import DEADLINE, Fault, Faulty
 
-from dockless.errors import DaemonUnavailable, DocklessError
+from dockless.errors import DaemonUnavailable, DocklessError, Refused
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, Job, JobSpec, State
 
@@ -314,7 +314,8 @@ class OrderedLife(Life):
                 time.sleep(0.01)
             job, ran = queue.job(number), (self.marks / f"again-{number}").read_text().split()
             if job.state in (State.STARTING, State.RUNNING) and not job.options.requeue and ran == [str(job.attempt)]:
-                queue.requeue(number, grace=0)
+                with contextlib.suppress(Refused):  # it is just being requeued
+                    queue.requeue(number, grace=0)
 
     def _wait_for_all(self) -> None:
         """Those of whom all is asked: of the others ``_judge`` asks."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from support.stand_in import engine, plain, until, unwritable, why_waits
 
-from dockless.errors import BadInput, LaunchFailed, Refused
+from dockless.errors import BadInput, LaunchFailed, NotEnoughGpus, Refused
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
@@ -193,6 +193,78 @@ def test_one_that_is_requeued_while_it_is_being_started(tmp_path, launcher):
             assert not running.entries[number].job.options.requeue and not box.said
             box.end(Exit(0, None))
             assert (await ended(running, number)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+def test_a_second_wish_while_the_first_is_met(tmp_path, launcher, monkeypatch):
+    """It came too late for the attempt that had ended, and made the next one run twice, whatever its end."""
+    keep, reached, go = again.remains.keep, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args):
+        reached.set()
+        await go.wait()
+        return await keep(*args)
+
+    async def play():
+        monkeypatch.setattr(again.remains, "keep", slowly)
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
+            await running_box(running, launcher, number, 1)
+            await again.ask(running, number, "root", 0.0, next_round)
+            await reached.wait()
+            with pytest.raises(Refused, match="attempt 1 of job 1 has just ended"):
+                await again.ask(running, number, "root", 0.0, next_round)
+            go.set()
+            (await running_box(running, launcher, number, 2)).end(Exit(0, None))
+            job = await ended(running, number)
+            assert (job.state, job.attempt, job.options.requeue) == (State.COMPLETED, 2, "")
+
+    asyncio.run(play())
+
+
+def test_a_wish_that_is_written_down_as_its_attempt_ends(tmp_path, launcher, monkeypatch):
+    """The job has ended, and is not said to run again."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
+            box = await running_box(running, launcher, number, 1)
+            entry, written = running.entries[number], running.write
+
+            async def late(change):
+                await written(change)
+                box.end(Exit(0, None))
+                await until(lambda: entry.silent)
+
+            monkeypatch.setattr(running, "write", late)
+            with pytest.raises(Refused, match="has just ended"):
+                await again.ask(running, number, "root", 0.0, next_round)
+            monkeypatch.setattr(running, "write", written)
+            assert (await ended(running, number)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+def test_a_wish_is_met_by_a_start_that_found_no_gpu(tmp_path, launcher):
+    """The job waits again, as it was to: its next attempt is not ended for it, nor run a second time."""
+    go, start = threading.Event(), launcher.start
+
+    def taken(*args, **how):
+        launcher.start = start
+        assert go.wait(30)
+        raise NotEnoughGpus("somebody has it")
+
+    async def play():
+        launcher.start = taken
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
+            await until(lambda: running.entries[number].job.state is State.STARTING)
+            await again.ask(running, number, "root", 0.0, next_round)
+            go.set()
+            (await running_box(running, launcher, number, 2)).end(Exit(0, None))
+            job = await ended(running, number)
+            assert (job.state, job.attempt, job.options.requeue) == (State.COMPLETED, 2, "")
 
     asyncio.run(play())
 

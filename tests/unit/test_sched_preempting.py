@@ -14,7 +14,7 @@ from dockless.sched import State, clock
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import outage, queue_state
-from dockless.sched.engine.lifecycle import preempting
+from dockless.sched.engine.lifecycle import preempting, remains
 from dockless.sched.policy.quotas import ClassQuota, Quota
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queries, queue
@@ -130,6 +130,33 @@ def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch)
             await until(lambda: "stop" in box.said)
             assert running.outage.text == "" and queries.job(running.reader, wide).options.preempted_by == small
             box.end(Exit(0, None))
+
+    asyncio.run(play())
+
+
+def test_whose_end_is_being_written_down_gives_back_nothing_more(tmp_path, monkeypatch):
+    """The mark was taken over by the next attempt, which ran twice, whatever its end."""
+    launcher = StandIn(tmp_path / "boxes")
+    keep, reached, go = remains.keep, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args):
+        reached.set()
+        await go.wait()
+        return await keep(*args)
+
+    async def play():
+        monkeypatch.setattr(remains, "keep", slowly)
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            (wide,) = await running.submit(ROOT, [plain(gpus="2")], None)
+            (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
+            await reached.wait()
+            (small,) = await running.submit(ANN, [plain(gpus="1")], None)
+            await until(lambda: running.decision is not None and running.decision.preempts)
+            assert not running.entries[wide].job.options.preempted_by
+            go.set()
+            (await running_again(running, launcher, small, 1)).end(Exit(0, None))
+            await until(lambda: not running.entries)
+            assert queries.job(running.reader, wide).state is State.COMPLETED
 
     asyncio.run(play())
 

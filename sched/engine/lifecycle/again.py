@@ -43,14 +43,23 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None, turn: 
         raise Refused(f"job {number} {what}", subject=str(number), hint=hint)
     if entry.job.attempt >= MOST:
         raise Refused(f"job {number} has had {entry.job.attempt} attempts", subject=str(number), hint="cancel it, and submit it again")
+    _check_not_over(entry)
     reason, before, now = f"requeued by {who}", entry.job.options, time.time()
     if not before.requeue:
         options = replace(before, requeue=reason)
         await engine.write(lambda db: queue.set_options(db, number, options, now, "requeue", f"by {who}"))
+        _check_not_over(entry)
         entry.show(options=replace(entry.job.options, requeue=reason))
     for one in entry.going_on:
         stopping.stop(engine, one, grace)
     return number
+
+
+def _check_not_over(entry: LiveJob) -> None:
+    """``Refused`` for an attempt whose end is being written down: the next one would be ended for the wish, or run for nothing."""
+    if entry.attempt_is_over:
+        what = f"attempt {entry.job.attempt} of job {entry.job.id} has just ended"
+        raise Refused(what, subject=str(entry.job.id), hint=f"`dockless queue {entry.job.id}` says what became of it; ask again if it runs")
 
 
 def stands_for(engine: Engine, number: int) -> int:
@@ -115,7 +124,6 @@ async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any] | None,
     stopping.over(entry)
     entry.show(options=options)
     await engine.back(entry, change)
-    entry.silent = False
 
 
 async def not_started(engine: Engine, entry: LiveJob, reason: str, options: JobOptions) -> None:

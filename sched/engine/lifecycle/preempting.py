@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def preempt(engine: Engine, entry: LiveJob, by: int) -> None:
-    """For job ``by``. A pass that comes before the signal knows of it already."""
+    """For job ``by``. A pass that comes before the signal knows of it already. Where its end is being written down, what it has comes back
+    anyway, and its next attempt is not to be ended for this one."""
+    if entry.attempt_is_over:
+        return
     for one in entry.going_on:
         one.stop_by = clock.ticks() + engine.config.preemption.grace
     entry.show(options=replace(entry.job.options, preempted_by=by))
@@ -58,13 +61,15 @@ def go_on(engine: Engine, entry: LiveJob) -> None:
 
 
 def unmarked(entry: LiveJob, change: Change[Any]) -> Change[Any]:
-    """``change``, after which the job waits again, and that it gives nothing back any more."""
+    """``change``, after which the job waits again, and that nobody wants that any more: it gives nothing back, and is not requeued."""
+    before = entry.job.options
     _unmark(entry)
+    entry.show(options=replace(entry.job.options, requeue=""))
     number, options, now = entry.job.id, entry.job.options, time.time()
 
     def both(db: sqlite3.Connection) -> Any:
         found = change(db)
-        queue.set_options(db, number, options, now, "preempted", "")
+        queue.set_options(db, number, options, now, "preempted" if before.preempted_by else "requeue", before.requeue)
         return found
 
     return both
