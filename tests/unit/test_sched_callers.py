@@ -13,7 +13,7 @@ from support.quotas import limits
 from dockless.base import idmaps
 from dockless.errors import NotPermitted
 from dockless.sched import callers as module
-from dockless.sched.callers import Caller, Callers, label
+from dockless.sched.callers import Caller, Callers, default_group
 from dockless.sched.config import Config
 
 NOBODY = 65534
@@ -116,7 +116,7 @@ def test_groups_are_looked_up_again_after_a_minute(monkeypatch, asked):
 
 
 def test_use_counts_for_a_group_where_there_is_just_one():
-    assert [label(groups) for groups in ((), ("vision",), ("vision", "speech"))] == ["", "vision", ""]
+    assert [default_group(groups) for groups in ((), ("vision",), ("vision", "speech"))] == ["", "vision", ""]
 
 
 def test_what_is_remembered_is_bounded():
