@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,17 @@ def test_start_and_keeper_and_driver():
     assert [one for one in found["start"]["contenders"] if one["failed"] or not one["starts"]] == []
 
 
-def test_submits_by_library(tmp_path):
-    (tmp_path / "dockless-slurm").mkdir()
+@pytest.fixture
+def short():
+    """A directory in which the path of a socket is short enough."""
+    with tempfile.TemporaryDirectory(prefix="dk-") as place:
+        yield Path(place)
+
+
+def test_submits_by_library(short):
+    (short / "dockless-slurm").mkdir()
     code = "import json, beside_slurm; print(json.dumps(beside_slurm.by_library(1, full=1500, submits=8)))"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(TOP / "benchmarks")}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(short), "PYTHONPATH": str(TOP / "benchmarks")}
     ran = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

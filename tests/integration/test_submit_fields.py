@@ -62,7 +62,7 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, ca
     """The queue's answers, clones and what is edited have its place alone; a clone runs with the job's own."""
     path, out, editor = tmp_path / "job.toml", tmp_path / "out", tmp_path / "editor"
     path.write_text(
-        f"script = \"echo '<% $secrets.token %>' $B >> {out}\"\nmounts = ['{tmp_path}:{tmp_path}']\n"
+        f"script = \"echo '<% $secrets.token %>' $B >> /mnt/out\"\nmounts = ['{tmp_path}:/mnt']\n"
         "env = { B = 'b<% $secrets.token %>' }\narray = 2\n[secrets]\ntoken = 'hunter2'\n"
     )
     jobs = dockless.submit_file(path)
