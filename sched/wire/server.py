@@ -181,6 +181,7 @@ class Server:
                 there.kept.close()
                 told = error if isinstance(error, DocklessError) else self._failed(uid, request, error)
                 there.writer.write(encode(error_message(told)))
+                told.__traceback__ = error.__traceback__ = None  # else the frames, with what was asked, wait for the collector
             request.clear()  # nor for as long as nothing else is asked
             await _taken(there.writer)
 
