@@ -363,7 +363,12 @@ def test_what_was_asked_is_not_kept_while_nothing_else_is(tmp_path):
         desk.who = ANN
         connection = await asyncio.open_unix_connection(desk.path)
         gc.disable()  # nor until the collector comes
-        for line in (f'{{"v":1,"op":"ping","{mark}":[]}}\n', part(2, 4).decode().replace('"gpus":"1"', f'"{mark}":{{"{mark}":[]}}', 1)):
+        wrong = f'{{"v":1,"op":"submit","jobs":[{{"{mark}":{{"{mark}":[]}}}}]}}\n'
+        for line in (
+            f'{{"v":1,"op":"ping","{mark}":[]}}\n',
+            wrong,
+            part(2, 4).decode().replace('"gpus":"1"', f'"{mark}":{{"{mark}":[]}}', 1),
+        ):
             await ask(connection, line.encode())
             assert not kept()
         connection[1].close()
