@@ -44,7 +44,6 @@ OnReboot = Literal["requeue", "fail"]
 MAX_PRIORITY = 1_000_000
 MAX_TIME_LIMIT = 10 * 365 * 86400.0
 MAX_NAME = 128
-MAX_SECRETS = 100
 MAX_MOMENT = 253402300799.0
 """The last second of the year 9999."""
 MAX_MEMBERS = 256
@@ -166,19 +165,12 @@ class JobSpec:
             hint = "give a number of cores, or 0"
             raise BadInput(f"{self.reserve_cpus:g} reserved cores are out of range", subject="reserve_cpus", hint=hint)
         if self.secrets:
-            from dockless.sched.formats.templates import check_room
+            from dockless.sched.formats.templates import check_names, check_room
 
-            _check_names(self.secrets)
+            check_names([name for name, _ in self.secrets])
             check_room(self.spec.env, dict(self.secrets))
         if self.spec.gpus:
             raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
-
-
-def _check_names(secrets: tuple[tuple[str, str], ...]) -> None:
-    names = {name for name, _ in secrets if len(name) <= 64 and name.isascii() and name.isidentifier()}
-    if len(names) < len(secrets) or len(secrets) > MAX_SECRETS:
-        hint = "letters, digits and _, at most 64 of them, and each name once"
-        raise BadInput(f"a job has at most {MAX_SECRETS} secrets, each with a name of its own", subject="secrets", hint=hint)
 
 
 def _check_order(job: JobSpec) -> None:

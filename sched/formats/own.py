@@ -25,7 +25,7 @@ from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, Secret
 from dockless.sched.formats.tables import MOST, Source, Table
-from dockless.sched.formats.templates import secrets_in, texts_of
+from dockless.sched.formats.templates import IDENTIFIER, secrets_in, texts_of
 
 QUEUE = (
     "time_limit",
@@ -48,7 +48,6 @@ _OF_EACH = ("ports", "min_failed", "min_succeeded")
 """What of these is never for all roles."""
 _FOR_ALL = ("image", "command", "script", "gpus", "count", "reserve_cpus")
 _BARE = r"[A-Za-z0-9_-]{1,200}"
-_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 
 def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
@@ -88,12 +87,12 @@ def _secrets(top: Table) -> list[tuple[str, Table]]:
 
 
 def _secret(table: Table, value: Any, name: str) -> Secret:
-    if not re.fullmatch(_IDENTIFIER, name):
+    if not re.fullmatch(IDENTIFIER, name):
         table.wrong(name, "is no name of a secret", "letters, digits and _ make one")
     if not isinstance(value, dict):
         return Secret(table.text(name))
     inner = table.table(name)
-    env = inner.text("env", like=_IDENTIFIER, hint="give the name of a variable")
+    env = inner.text("env", like=IDENTIFIER, hint="give the name of a variable")
     inner.done()
     inner.required("env")
     return Secret(env=env)

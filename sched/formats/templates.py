@@ -9,14 +9,18 @@ from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.errors import BadInput
 
-_REFERENCE = r"<%\s{0,20}\$([A-Za-z_][A-Za-z0-9_]{0,63})((?:\.[A-Za-z0-9_-]{1,64}|\[[0-9]{1,6}\]){0,16})\s{0,20}%>"
-_SECRET = r"<%\s{0,20}\$secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s{0,20}%>"
+IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""A name that can be referred to."""
+_REFERENCE = rf"<%\s{{0,20}}\$({IDENTIFIER})" r"((?:\.[A-Za-z0-9_-]{1,64}|\[[0-9]{1,6}\]){0,16})\s{0,20}%>"
+_SECRET = rf"<%\s{{0,20}}\$secrets\.({IDENTIFIER})\s{{0,20}}%>"
 _OPENING = r"<%\s{0,20}\$(?:(?!%>|<%)[\s\S]){0,1200}(?:%>)?"
 """What looks like a reference; longer than any."""
 _STEP = r"\.([A-Za-z0-9_-]+)|\[([0-9]+)\]"
 Variables = tuple[tuple[str, str], ...]
 LONGEST = 1 << 20
 """Characters of what becomes of a text."""
+MOST_SECRETS = 100
+"""Of a job."""
 
 
 def filled(text: str, scope: Mapping[str, Any], wrong: Callable[[str, str], Any]) -> str:
@@ -86,6 +90,13 @@ def literal_in(text: str, secrets: Collection[str]) -> list[str]:
 def with_values(env: Variables, secrets: Mapping[str, str]) -> Variables:
     """The variables with the values of these secrets. A reference to another secret stays as it is."""
     return tuple((name, re.sub(_SECRET, lambda match: secrets.get(match[1], match[0]), text)) for name, text in env)
+
+
+def check_names(names: Collection[str]) -> None:
+    """``BadInput`` where these cannot be the names of a job's secrets."""
+    if len(names) > MOST_SECRETS or len({name for name in names if re.fullmatch(IDENTIFIER, name)}) < len(names):
+        hint = "letters, digits and _, at most 64 of them, and each name once"
+        raise BadInput(f"a job has at most {MOST_SECRETS} secrets, each with a name of its own", subject="secrets", hint=hint)
 
 
 def check_room(env: Variables, secrets: Mapping[str, str]) -> None:

@@ -32,6 +32,19 @@ async def running_box(running, launcher, number, attempt):
     return launcher.boxes[name]
 
 
+def next_start_fails(launcher, error):
+    """Once the event that is returned is set; those after it are as before."""
+    go, start = threading.Event(), launcher.start
+
+    def fails(*args, **how):
+        launcher.start = start
+        assert go.wait(30)
+        raise error
+
+    launcher.start = fails
+    return go
+
+
 def tries(running, number):
     return [(a.number, str(a.state), a.reason) for a in queries.attempts(running.reader, number)]
 
@@ -174,15 +187,10 @@ def test_a_job_that_is_requeued(tmp_path, launcher):
 
 def test_one_that_is_requeued_while_it_is_being_started(tmp_path, launcher):
     """The start is ended for it. The job had failed: "not started: the launcher was killed"."""
-    go, start = threading.Event(), launcher.start
-
-    def killed(*args, **how):
-        launcher.start = start
-        assert go.wait(30)
-        raise LaunchFailed("the launcher was killed", index=36, step="start the sandbox", errno=0)
+    error = LaunchFailed("the launcher was killed", index=36, step="start the sandbox", errno=0)
 
     async def play():
-        launcher.start = killed
+        go = next_start_fails(launcher, error)
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
             await until(lambda: running.entries[number].job.state is State.STARTING)
@@ -248,15 +256,9 @@ def test_a_wish_that_is_written_down_as_its_attempt_ends(tmp_path, launcher, mon
 
 def test_a_wish_is_met_by_a_start_that_found_no_gpu(tmp_path, launcher):
     """The job waits again, as it was to: its next attempt is not ended for it, nor run a second time."""
-    go, start = threading.Event(), launcher.start
-
-    def taken(*args, **how):
-        launcher.start = start
-        assert go.wait(30)
-        raise NotEnoughGpus("somebody has it")
 
     async def play():
-        launcher.start = taken
+        go = next_start_fails(launcher, NotEnoughGpus("somebody has it"))
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ROOT, [plain(gpus="1")], None)
             await until(lambda: running.entries[number].job.state is State.STARTING)

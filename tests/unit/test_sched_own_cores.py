@@ -152,6 +152,29 @@ def test_the_controller_is_switched_on_where_somebody_is_kept_off_a_processor(ke
     assert told == [("cpuset",)] and kept_to(BEN) == "0"
 
 
+@requires("root")
+def test_a_group_that_is_made_while_the_old_one_is_written_is_written_too(tmp_path, kept_to, monkeypatch):
+    confine, written = users.confine, []
+
+    def slowly(uid, processors):
+        if uid == BEN and BEN not in written:
+            desks[0].engine.confined[BEN] = own_cores.NOT_KNOWN  # a start of his found no group
+        written.append(uid)
+        confine(uid, processors)
+
+    desks = []
+
+    async def story(desk):
+        desks.append(desk)
+        await runs(desk, ANN, names(2.0))
+        await runs(desk, BEN, names(None))
+        await until(lambda: written.count(BEN) == 2 and not desk.engine.confining)
+        assert desk.engine.confined[BEN] == {0, 1}
+
+    monkeypatch.setattr(users, "confine", slowly)
+    play(tmp_path, story, Config(cores=4, own_cores="yes"))
+
+
 def test_a_job_does_not_choose_its_processors_then(tmp_path):
     async def story(desk):
         with pytest.raises(Refused, match=r"cannot choose its processors on this host.*host\.own_cores"):

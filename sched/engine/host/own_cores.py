@@ -86,8 +86,12 @@ def _in_turns(wanted: Mapping[int, int], count: int) -> dict[int, int]:
 async def _confine(engine: Engine) -> None:
     try:
         while differs := _differs(engine):
-            await engine.in_thread(engine.looking, _write, differs)
-            engine.confined |= differs
+            engine.confined |= differs  # now: a group that is made while they are written is not known again
+            try:
+                await engine.in_thread(engine.looking, _write, differs)
+            except BaseException:
+                engine.confined |= dict.fromkeys(differs, NOT_KNOWN)
+                raise
     finally:
         engine.confining = False
 
@@ -104,7 +108,8 @@ def _differs(engine: Engine) -> dict[int, frozenset[int]]:
 def _write(groups: Mapping[int, frozenset[int]]) -> None:
     from dockless.cgroups.delegation import enable, find_delegation
 
-    if any(numbers != os.sched_getaffinity(0) for numbers in groups.values()):
+    everywhere = os.sched_getaffinity(0)
+    if any(numbers != everywhere for numbers in groups.values()):
         enable(find_delegation(), ("cpuset",))
     failed: OSError | None = None
     for uid, numbers in groups.items():
