@@ -8,7 +8,7 @@ LAYER = (
     *("layer.c", "layer_dirs.c", "layer_whiteouts.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c"),
     *("erofs.c", "erofs_below.c", "erofs_layout.c", "erofs_merge.c", "erofs_xattr.c"),
 )
-SOURCES = ["clone.c", "door.c", "shim.c", "launcher/plan.c", "launcher/remove.c", *(f"layer/{name}" for name in LAYER)]
+SOURCES = ["clone.c", "door.c", "netns.c", "shim.c", "launcher/plan.c", "launcher/remove.c", *(f"layer/{name}" for name in LAYER)]
 
 ffi = FFI()
 ffi.cdef(
@@ -18,6 +18,8 @@ ffi.cdef(
     int shim_door(const char *path);
     int shim_enter(const char *path, int keeper, int count, const int *sources, const int *slots, int *pidfd);
     int shim_extend(const char *path, int keeper, uint64_t ns);
+    int shim_netns(int userns, int *netns);
+    int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
     int shim_launcher_memfd(void);
     int shim_agent_memfd(void);
     int shim_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);

@@ -13,6 +13,11 @@ int shim_door(const char *path);
 int shim_enter(const char *path, int keeper, int count, const int *sources, const int *slots, int *pidfd);
 int shim_extend(const char *path, int keeper, uint64_t ns);
 
+/* netns.c: a new network namespace that belongs to a user namespace (-1: ours), and a socket of NETLINK_ROUTE in it; a socket in a namespace that is there,
+ * entered from its user namespace (-1: from ours). Each returns the socket. */
+int shim_netns(int userns, int *netns);
+int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
+
 /* shim.c */
 int shim_launcher_memfd(void);
 int shim_agent_memfd(void);

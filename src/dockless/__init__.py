@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dockless.cgroups import IoMax as IoMax
     from dockless.cgroups import Limits as Limits
     from dockless.cgroups import Usage as Usage
+    from dockless.errors import AddressTaken as AddressTaken
     from dockless.errors import BadAnswer as BadAnswer
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
     from dockless.errors import LaunchFailed as LaunchFailed
     from dockless.errors import LimitError as LimitError
     from dockless.errors import LimitUnavailable as LimitUnavailable
+    from dockless.errors import NetworkError as NetworkError
+    from dockless.errors import NetworkInUse as NetworkInUse
     from dockless.errors import NoRoom as NoRoom
     from dockless.errors import NotEnded as NotEnded
     from dockless.errors import NotEnoughGpus as NotEnoughGpus
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from dockless.errors import UnknownGpu as UnknownGpu
     from dockless.errors import UnknownImage as UnknownImage
     from dockless.errors import UnknownJob as UnknownJob
+    from dockless.errors import UnknownNetwork as UnknownNetwork
     from dockless.errors import UnknownVolume as UnknownVolume
     from dockless.errors import UnsafeLayer as UnsafeLayer
     from dockless.errors import UnsafeRequest as UnsafeRequest
@@ -135,13 +139,16 @@ _HOME = {
     "_committing": ("commit", "diff"),
     "_finding": ("create", "list", "start"),
     "errors": (
+        "AddressTaken",
         "BadAnswer", "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
         "DaemonUnavailable",
         "DocklessError", "Killed", "OutOfMemory", "SandboxLost", "TimedOut",
         "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
-        "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "OutputLost",
+        "LimitUnavailable", "NetworkError", "NetworkInUse",
+        "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "OutputLost",
         "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
-        "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnknownVolume", "UnsafeLayer", "UnsafeRequest", "Unsupported",
+        "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnknownNetwork",
+        "UnknownVolume", "UnsafeLayer", "UnsafeRequest", "Unsupported",
         "Unwritable", "VolumeInUse",
     ),
     "images": ("Image", "Store"),

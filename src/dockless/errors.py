@@ -38,6 +38,10 @@
      │    ├── GpuDriverMissing      no NVIDIA driver on this host
      │    ├── UnknownGpu            no GPU of that index or UUID
      │    └── NotEnoughGpus         more than the host has, or more than are free
+     ├── NetworkError              the kernel, or another program, refused something of a network
+     │    ├── UnknownNetwork        no network of that name
+     │    ├── NetworkInUse          a sandbox is on it
+     │    └── AddressTaken          an address or a port of the host that something else has
      ├── SchedError
      │    ├── DaemonUnavailable     nobody answers on the socket
      │    ├── UnknownJob            no job of that id
@@ -316,6 +320,30 @@ class NotEnoughGpus(GpuError):
     """More GPUs were asked for than this host has, or than are free now."""
 
     code = "not_enough_gpus"
+
+
+class NetworkError(DocklessError):
+    """The kernel, or a program that does it, refused something of a network."""
+
+    code = "network"
+
+
+class UnknownNetwork(NetworkError):
+    """No network of that name."""
+
+    code = "unknown_network"
+
+
+class NetworkInUse(NetworkError):
+    """A sandbox is on it."""
+
+    code = "network_in_use"
+
+
+class AddressTaken(NetworkError):
+    """An address, or a port of the host, that something else has."""
+
+    code = "address_taken"
 
 
 class SchedError(DocklessError):

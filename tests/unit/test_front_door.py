@@ -25,15 +25,16 @@ from dockless.errors import BadInput
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
 PUBLIC = """
-Attachment Row
+AddressTaken Attachment Row
 BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
 Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount
-Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE Pool QueueOptions RateLimited Refused
+Namespaces NetworkError NetworkInUse
+NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE Pool QueueOptions RateLimited Refused
 RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
-Killed OutOfMemory SandboxLost TimedOut
+UnknownNetwork Killed OutOfMemory SandboxLost TimedOut
 UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo
 Watch __version__ arun commit diff events list run start submit submit_file
 """

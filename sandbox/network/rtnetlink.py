@@ -1,0 +1,126 @@
+"""Links, addresses and routes, as requests of rtnetlink(7). Each says the command of ip(8) or bridge(8) that does the same."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from ipaddress import IPv4Interface, IPv6Interface, ip_address
+
+from dockless.sandbox.network.netlink import CREATE, EXCL, REPLACE, Request, attribute, attributes_of, nested
+
+Interface = IPv4Interface | IPv6Interface
+_NEWLINK, _DELLINK, _GETLINK, _SETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE, _NEWNEIGH = 16, 17, 18, 19, 20, 21, 24, 26, 28
+_LINK = struct.Struct("=BxHiII")
+_ADDRESS = struct.Struct("=BBBBI")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")
+_UP = 1
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_PROTINFO, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 4, 10, 12, 18, 28
+_IFLA_AF_SPEC = 26
+_INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
+_BR_FORWARD_DELAY = 1
+_BRPORT_GUARD, _BRPORT_LEARNING, _BRPORT_UNICAST_FLOOD, _BRPORT_ISOLATED = 5, 8, 9, 33
+_ADDR_GEN_MODE, _NO_LINK_LOCAL = 8, 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST, _NODAD = 1, 2, 4, 0x02
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_NDA_LLADDR, _NO_ARP, _MASTER_FLAG = 2, 0x40, 0x04
+LOOPBACK = 1
+"""The number of the loopback interface, which is the first of each namespace."""
+
+
+def _link(kind: int, flags: int, body: bytes, command: str, *, index: int = 0, set_flags: int = 0, family: int = 0) -> Request:
+    return Request(kind, flags, _LINK.pack(family, 0, index, set_flags, set_flags) + body, command)
+
+
+def _mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def new_bridge(name: str, mac: str, mtu: int) -> Request:
+    """Without spanning tree, so that a new port forwards at once."""
+    data = attribute(_BR_FORWARD_DELAY, 0)
+    info = nested(_IFLA_LINKINFO, attribute(_INFO_KIND, "bridge"), nested(_INFO_DATA, data))
+    body = attribute(_IFLA_IFNAME, name) + attribute(_IFLA_ADDRESS, _mac(mac)) + attribute(_IFLA_MTU, mtu) + info
+    return _link(_NEWLINK, CREATE | EXCL, body, f"ip link add {name} address {mac} mtu {mtu} type bridge forward_delay 0")
+
+
+def new_veth(name: str, bridge: int, netns: int, inside: str, mac: str, mtu: int, *, bridge_name: str) -> Request:
+    """A pair of links: ``name`` here, a port of the bridge with that number, and ``inside`` in the namespace of that descriptor."""
+    peer = _LINK.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, inside) + attribute(_IFLA_ADDRESS, _mac(mac)) + attribute(_IFLA_MTU, mtu)
+    peer += attribute(_IFLA_NET_NS_FD, netns)
+    info = nested(_IFLA_LINKINFO, attribute(_INFO_KIND, "veth"), nested(_INFO_DATA, attribute(_VETH_PEER, peer)))
+    body = attribute(_IFLA_IFNAME, name) + attribute(_IFLA_MTU, mtu) + attribute(_IFLA_MASTER, bridge) + info
+    pair = f"type veth peer name {inside} address {mac} mtu {mtu} netns sandbox"
+    return _link(_NEWLINK, CREATE | EXCL, body, f"ip link add {name} mtu {mtu} master {bridge_name} {pair}")
+
+
+def set_port(name: str, index: int, *, isolated: bool) -> Request:
+    """A port of a bridge that learns nothing, so that nobody behind it takes another's frames; ``isolated``: and that reaches the bridge
+    itself alone, none of its ports."""
+    values = ((_BRPORT_LEARNING, 0), (_BRPORT_UNICAST_FLOOD, 0), (_BRPORT_GUARD, 1), (_BRPORT_ISOLATED, int(isolated)))
+    body = nested(_IFLA_PROTINFO, *(attribute(kind, bytes([value])) for kind, value in values))
+    words = f"learning off flood off guard on{' isolated on' if isolated else ''}"
+    return _link(_SETLINK, 0, body, f"bridge link set dev {name} {words}", index=index, family=socket.AF_BRIDGE)
+
+
+def add_station(name: str, index: int, mac: str) -> Request:
+    """Who is behind a port of a bridge."""
+    body = _NEIGHBOUR.pack(socket.AF_BRIDGE, index, _NO_ARP, _MASTER_FLAG, 0) + attribute(_NDA_LLADDR, _mac(mac))
+    return Request(_NEWNEIGH, CREATE | REPLACE, body, f"bridge fdb replace {mac} dev {name} master static")
+
+
+def set_port_up(name: str, index: int) -> Request:
+    """Without an address of its own, which a port of a bridge has no use for."""
+    no_address = nested(_IFLA_AF_SPEC, nested(socket.AF_INET6, attribute(_ADDR_GEN_MODE, bytes([_NO_LINK_LOCAL]))))
+    return _link(_NEWLINK, 0, no_address, f"ip link set {name} up addrgenmode none", index=index, set_flags=_UP)
+
+
+def set_up(name: str, index: int) -> Request:
+    return _link(_NEWLINK, 0, b"", f"ip link set {name} up", index=index, set_flags=_UP)
+
+
+def delete_link(name: str) -> Request:
+    return _link(_DELLINK, 0, attribute(_IFLA_IFNAME, name), f"ip link delete {name}")
+
+
+def add_address(name: str, index: int, address: Interface) -> Request:
+    """Usable at once: nobody else can have it, so nobody is asked."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    flags = _NODAD if address.version == 6 else 0
+    raw = address.ip.packed
+    body = _ADDRESS.pack(family, address.network.prefixlen, flags, 0, index) + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw)
+    if isinstance(address, IPv4Interface):
+        body += attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
+    return Request(_NEWADDR, CREATE | REPLACE, body, f"ip address replace {address} dev {name}{' nodad' if flags else ''}")
+
+
+def add_default_route(gateway: str, name: str, index: int) -> Request:
+    address = ip_address(gateway)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    fixed = _ROUTE.pack(family, 0, 0, 0, 254, 3, 0, 1, 0)  # table main, protocol boot, scope universe, unicast
+    body = fixed + attribute(_RTA_GATEWAY, address.packed) + attribute(_RTA_OIF, index)
+    family_word = " -6" if address.version == 6 else ""
+    return Request(_NEWROUTE, CREATE | EXCL, body, f"ip{family_word} route add default via {gateway} dev {name}")
+
+
+def all_links() -> Request:
+    """For ``dump``: ``link_of`` reads each answer."""
+    return _link(_GETLINK, 0, b"", "ip link")
+
+
+def all_routes(version: int) -> Request:
+    """For ``dump``: ``destination_of`` reads each answer. ``version``: 4 or 6."""
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    return Request(_GETROUTE, 0, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), f"ip -{version} route")
+
+
+def link_of(answer: bytes) -> tuple[int, str]:
+    """Its number and its name."""
+    name = attributes_of(answer, _LINK.size).get(_IFLA_IFNAME, b"")
+    return _LINK.unpack_from(answer)[2], name.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def destination_of(answer: bytes) -> tuple[str, int]:
+    """What a route leads to: an address, empty for everywhere, and the length of its prefix."""
+    raw = attributes_of(answer, _ROUTE.size).get(_RTA_DST, b"")
+    return (str(ip_address(raw)) if raw else ""), answer[1]
