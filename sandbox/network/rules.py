@@ -87,10 +87,15 @@ def always() -> Rules:
         (_INET, "nat_output"): [(w.TO_HOST, w.jump("ports"))],
         (_INET, "ports"): [
             (w.address_in(w.IP6_DESTINATION, "::1"), w.ACCEPT),  # stays on its link: what is sent elsewhere from it is not answered
+            *((w.element_of(f"gateways{version}", _DESTINATION[version]), *_dns()) for version in (4, 6)),  # nobody takes others' names
             *((w.destination_of(f"ports_at{version}", version, _DESTINATION[version], w.L4PROTO, w.PORT),) for version in (4, 6)),
             *((_FAMILY[version], w.destination_of(f"ports{version}", version, w.L4PROTO, w.PORT)) for version in (4, 6)),
         ],
     }
+
+
+def _dns() -> Row:
+    return w.element_of("ported", w.L4PROTO), w.port_in(53, 53), w.ACCEPT
 
 
 # ---- what a network has ---------------------------------------------------------------------------------------------------------------
@@ -114,11 +119,10 @@ def of_networks(networks: Sequence[Network]) -> Rules:
 def _judged(network: Network) -> list[Row]:
     """What comes from its sandboxes."""
     own = {version_of(gateway): (gateway, subnet) for gateway, subnet in zip(network.gateways, network.subnets, strict=True)}
-    dns = (w.element_of("ported", w.L4PROTO), w.port_in(53, 53), w.ACCEPT)
     rules: list[Row] = [
         (w.address_in(w.IP_DESTINATION, "127.0.0.0/8"), w.DROP),
         (w.ANSWERS, w.ACCEPT),
-        *((w.address_in(_DESTINATION[version], gateway), *dns) for version, (gateway, _) in own.items()),
+        *((w.address_in(_DESTINATION[version], gateway), *_dns()) for version, (gateway, _) in own.items()),
         (w.TO_GROUP, w.ACCEPT),
         (w.TO_MANY, w.ACCEPT),
         *((w.NOT_TO_HOST, w.address_in(_DESTINATION[version], subnet), w.ACCEPT) for version, (_, subnet) in own.items()),

@@ -70,7 +70,7 @@ _FIXED_COUNTS = {
     (_INET, "to_many"): 7,
     (_INET, "nat_prerouting"): 1,
     (_INET, "nat_output"): 1,
-    (_INET, "ports"): 7,
+    (_INET, "ports"): 9,
 }
 
 Elements = Iterator[tuple[str, Set, Element]]
