@@ -70,6 +70,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         layers=(Layer(_skeleton()), *_layers(image, features, rootful), *_own_layers(driver, named)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
+        shared_network=_hardened(spec).network not in ("none", "host"),
         rootful=rootful,
         owner=on_behalf(owner),
         capabilities=capabilities.mask(kept) & (features.capabilities if idmap is None else -1),
@@ -278,14 +279,7 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
     hosts = hosts_file(hostname, spec.domainname, spec.hosts)
-    resolver = ""
-    if spec.network == "host":
-        try:
-            with open("/etc/resolv.conf") as stream:
-                resolver = stream.read(65536)
-        except OSError:
-            resolver = ""
-    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
+    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", _resolver(spec)))
     if not image.is_host:
         return files
     if spec.hosts and not os.path.isfile("/etc/hosts"):
@@ -293,6 +287,20 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
         raise Unsupported("this host has no /etc/hosts, so its image `host` has none either", subject="add_hosts", hint=hint)
     # The host's /etc is read-only: nothing can be made there to mount on, but a link in it may lead to a place that is ours, such as /run.
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
+
+
+def _resolver(spec: Spec) -> str:
+    if spec.network not in ("none", "host"):
+        from dockless.sandbox.network.nameservers import resolv_conf
+
+        return resolv_conf(spec)
+    if spec.network == "none":
+        return ""
+    try:
+        with open("/etc/resolv.conf") as stream:
+            return stream.read(65536)
+    except OSError:
+        return ""
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:

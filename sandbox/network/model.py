@@ -22,7 +22,7 @@ DEFAULT = "bridge"
 """The network that is made at its first use, for whoever names no other. Nobody on it reaches another one on it."""
 NOT_NAMES = ("none", "host", "private", "container", "pasta", "default")
 _MAC = r"([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
-_MOST_PORTS = 1000
+_MOST_PORTS = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ def new_veth(name: str, bridge: int, netns: int, inside: str, mac: str, mtu: int
     return _link(_NEWLINK, CREATE | EXCL, body, f"ip link add {name} mtu {mtu} master {bridge_name} {pair}")
 
 
+def set_master(name: str, index: int, bridge: int, bridge_name: str) -> Request:
+    """Make it a port of a bridge."""
+    return _link(_NEWLINK, 0, attribute(_IFLA_MASTER, bridge), f"ip link set {name} master {bridge_name}", index=index)
+
+
 def set_port(name: str, index: int, *, isolated: bool) -> Request:
     """A port of a bridge that learns nothing, so that nobody behind it takes another's frames; ``isolated``: and that reaches the bridge
     itself alone, none of its ports."""

@@ -129,6 +129,10 @@ class ForegroundSandbox:
             with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
+        if start.leases:
+            from dockless.sandbox.network.attach import release
+
+            self._stack.callback(release, start.leases)
         self._note(ready)
 
     def _occupy(self, image: Image, opened: contextlib.ExitStack) -> Place:

@@ -13,6 +13,7 @@ import os
 from itertools import islice
 from operator import attrgetter
 
+from dockless.base import paths
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dockless.base.idmaps import IdMap
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
+    from dockless.sandbox.run.joining import JoinedNetwork
 
 _KEPT, _COMMANDS = 64, 8
 """Plans that differ in more than their command, and commands of each."""
@@ -79,7 +81,20 @@ class Prepared:
             self._rows = rows_of(self.plan.ops)
         return self._rows
 
-    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: SharedNetwork | None = None) -> dict[int, int]:
+    def user_namespace(self, opened: contextlib.ExitStack) -> int:
+        """A descriptor of the user namespace that it enters, -1 for none. ``IdMapError``"""
+        if self._userns < 0:
+            return -1
+        assert self.resolved.idmap is not None
+        if not self.resolved.reaches_others:
+            return namespace_fd(self.resolved.idmap)
+        own = own_namespace(self.resolved.idmap)
+        opened.callback(os.close, own)
+        return own
+
+    def slots(
+        self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: JoinedNetwork | SharedNetwork | None = None
+    ) -> dict[int, int]:
         """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
         What is only for this start is closed with ``opened``. ``ImageError`` for a layer that cannot be mounted."""
         fds = {}
@@ -88,14 +103,7 @@ class Prepared:
             if self.rules:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
-            assert self.resolved.idmap is not None
-            if network is not None:
-                fds[self._userns] = network.user
-            elif self.resolved.reaches_others:
-                fds[self._userns] = own_namespace(self.resolved.idmap)
-                opened.callback(os.close, fds[self._userns])
-            else:
-                fds[self._userns] = namespace_fd(self.resolved.idmap)
+            fds[self._userns] = self.user_namespace(opened) if network is None else network.user
         if self._network >= 0:
             assert network is not None
             fds[self._network] = network.network
@@ -119,8 +127,9 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
         check_shared_network(spec)
     if shared_network or not _keepable(spec) or asks_for_files_alone((*image.config.env, *spec.env)):
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
-        return Prepared(replace(resolved, shared_network=shared_network))
-    place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))
+        return Prepared(replace(resolved, shared_network=True) if shared_network else resolved)
+    read = (*_HOST_FILES, *(f"{paths.state()}/networks/{endpoint.network}/network.json" for endpoint in spec.endpoints))
+    place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, read))
     shared = (_others_of(spec), place, binds.grants(spec, owner))
     command = (spec.argv, spec.entrypoint, spec.env)
     alike = _kept.get(shared)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
+    from dockless.sandbox.network.model import Lease
+    from dockless.sandbox.run.joining import JoinedNetwork
 
 
 def new_id() -> str:
@@ -66,12 +68,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StartInputs:
-    """What is about to be carried out."""
+    """What is about to be carried out. ``leases``: what it has on its networks."""
 
     place: Place
     ready: Prepared
     slots: dict[int, int]
     group: Cgroup | None = None
+    leases: tuple[Lease, ...] = ()
 
 
 def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False) -> Place | None:
@@ -120,8 +123,8 @@ def collect(
     network: SharedNetwork | None = None,
 ) -> StartInputs:
     """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. ``leased``: the lease of its GPUs; without one
-    they are taken here. ``network``: what it enters instead of a network of its own. Errors: ``resolve``'s and
-    ``compile_plan``'s, and ``NotEnoughGpus``."""
+    they are taken here. ``network``: what it enters instead of what its spec says. Errors: ``resolve``'s and
+    ``compile_plan``'s, ``NotEnoughGpus``, and those of ``joining.join``."""
     held = pins(image, opened)
     if spec.gpus:
         from dockless.sandbox.gpus.lease import take
@@ -137,8 +140,16 @@ def collect(
 
         for device in ready.resolved.devices:
             own_nodes.make(device, opened)
+    joined: JoinedNetwork | SharedNetwork | None = network
+    leases: tuple[Lease, ...] = ()
+    if network is None and ready.resolved.shared_network:
+        from dockless.sandbox.run.joining import join
+
+        joined = own = join(ready, place.directory, owner, opened)
+        held += own.held
+        leases = own.leases
     slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
-    return StartInputs(place, ready, slots | ready.slots(group, opened, network), group)
+    return StartInputs(place, ready, slots | ready.slots(group, opened, joined), group, leases)
 
 
 def carry_out(

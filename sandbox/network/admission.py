@@ -1,0 +1,60 @@
+"""The table of this state directory, kept as its networks and leases are: a start adds elements to it; when that cannot be, all of it is
+written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dockless.errors import NetworkError
+from dockless.sandbox.network import leases, netlink, nftables, records, table
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.leases import Taken
+from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.netlink import Request
+
+
+def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done: list[Request]) -> bool:
+    """Add what new leases need; the caller holds the lock, shared. False: the table is not as it was left, and has to be written as a
+    whole."""
+    name = records.table_name()
+    requests: list[Request] = []
+    for network, one in zip(networks, taken, strict=True):
+        if one.before is not None:
+            requests += table.requests_to_remove(name, network, one.before)
+        requests += table.requests_to_add(name, network, one.lease)
+    try:
+        with host.netlink(netlink.NETFILTER) as asking:
+            nftables.carry_out(asking, requests)
+    except NetworkError:
+        return False
+    done += requests
+    return True
+
+
+def write_all(host: Host, done: list[Request]) -> None:
+    """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
+    with records.lock(shared=False):
+        networks = records.every()
+        for network in networks:
+            leases.sweep(host, network.name)
+        living = [lease for network in networks for lease in leases.living(host, network.name)]
+        requests = table.requests_for(records.table_name(), networks, living)
+        with host.netlink(netlink.NETFILTER) as asking:
+            nftables.carry_out(asking, requests)
+    done += requests
+
+
+def expel(host: Host, gone: Sequence[Lease]) -> None:
+    """Take from the table what the leases of a sandbox that has ended had, and forget them."""
+    name = records.table_name()
+    with records.lock(shared=True):
+        requests: list[Request] = []
+        for lease in gone:
+            requests += table.requests_to_remove(name, records.find(lease.network), lease)
+        try:
+            with host.netlink(netlink.NETFILTER) as asking:
+                nftables.carry_out(asking, requests)
+        except NetworkError:
+            pass  # the next start writes the whole table
+        for lease in gone:
+            leases.release(lease)

@@ -1,0 +1,162 @@
+"""A sandbox on its networks.
+
+::
+
+    attach
+        lease         an address on each network: leases.py
+        wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
+        configure     inside: loopback, addresses, routes
+        admit         the table lets its packets through: table.py
+
+Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from ipaddress import ip_interface, ip_network
+
+from dockless.base.dataclass import dataclass, field
+from dockless.base.path import Path
+from dockless.errors import BadInput, NetworkError
+from dockless.native.netns import NetworkNamespace
+from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink
+from dockless.sandbox.network.host import Host, index_of
+from dockless.sandbox.network.leases import Taken
+from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Lease, Network, Port
+from dockless.sandbox.network.netlink import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``names``: by which others on its networks find it, besides the aliases of each; ``directory``: the sandbox's."""
+
+    endpoints: tuple[Endpoint, ...]
+    names: tuple[str, ...]
+    directory: Path
+    ports: tuple[Port, ...] = ()
+    egress: Egress = field(default_factory=Egress)
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """``network``, ``user``: descriptors of its network namespace and of the user namespace that this belongs to, -1 for ours. ``held``:
+    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order."""
+
+    network: int
+    user: int
+    leases: tuple[Lease, ...]
+    held: tuple[int, ...]
+    requests: tuple[Request, ...]
+
+
+def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
+    """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and connect it. It lasts until ``opened`` is
+    closed, or as long as its keeper lives that has entered it. Errors: ``UnknownNetwork``, ``AddressTaken``, ``BadInput``,
+    ``NetworkError``, ``Unwritable``."""
+    host = Host()
+    networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
+    bridges.check_forwarding(networks)
+    held = ports.hold(wanted.ports, opened)
+    namespace = _namespace(user)
+    opened.callback(namespace.close)
+    done: list[Request] = []
+    with contextlib.ExitStack() as undo:
+        with records.lock(shared=True), contextlib.ExitStack() as making:
+            asking = making.enter_context(host.netlink(netlink.ROUTE))
+            taken: list[Taken] = []
+            for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True)):
+                records.find(network.name)  # it may have been removed before we had the lock
+                found = _take(wanted, network, endpoint, serial, host)
+                making.callback(os.close, found.fd)
+                undo.callback(leases.release, found.lease)
+                taken.append(found)
+            _wire(networks, taken, namespace, host, asking, done)
+            _configure(networks, taken, namespace, done)
+            whole = admission.admit(host, networks, taken, done)
+        if not whole:
+            admission.write_all(host, done)
+        undo.pop_all()
+    return Attached(namespace.fd, user, tuple(one.lease for one in taken), held, tuple(done))
+
+
+def release(attached: Sequence[Lease]) -> None:
+    """What a sandbox that has ended had: its addresses are free at once, and not only when somebody looks."""
+    if attached:
+        admission.expel(Host(), attached)
+
+
+def _namespace(user: int) -> NetworkNamespace:
+    try:
+        made = NetworkNamespace(user)
+    except OSError as error:
+        hint = "too many network namespaces: sysctl user.max_net_namespaces" if error.errno == 28 else "dockless doctor checks namespaces"
+        raise NetworkError(f"cannot make a network namespace: {error.strerror}", subject="network namespace", hint=hint) from error
+    netlink.prepare(made.route)
+    return made
+
+
+def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, host: Host) -> Taken:
+    names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.name != DEFAULT else ()
+    published = wanted.ports if serial == _published(wanted, network, serial) else ()
+    link = f"dv{os.urandom(6).hex()}"
+    inode = os.stat(wanted.directory).st_ino
+
+    def lease(addresses: tuple[str, ...], mac: str) -> Lease:
+        return Lease(
+            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial
+        )  # fmt: skip
+
+    return leases.take(network, endpoint, lease, host)
+
+
+def _published(wanted: Wanted, network: Network, serial: int) -> int:
+    """The place of the endpoint that has the published ports: the first."""
+    if wanted.ports and serial == 0 and network.internal:
+        hint = "name another network first, or publish nothing"
+        raise BadInput(f"network {network.name} is internal: nothing leads into it", subject="ports", hint=hint)
+    return 0
+
+
+def _wire(
+    networks: Sequence[Network],
+    taken: Sequence[Taken],
+    namespace: NetworkNamespace,
+    host: Host,
+    asking: socket.socket,
+    done: list[Request],
+) -> None:
+    pairs, stations = [], []
+    for number, (network, one) in enumerate(zip(networks, taken, strict=True)):
+        bridge = bridges.ensure(network, host, asking, done)
+        inside, lease = f"eth{number}", one.lease
+        pairs.append(rtnetlink.new_veth(lease.link, bridge, namespace.fd, inside, lease.mac, network.mtu, bridge_name=network.bridge))
+    _carry_out(asking, pairs, done)
+    for network, one in zip(networks, taken, strict=True):
+        stations += bridges.port(one.lease.link, index_of(asking, one.lease.link), network, one.lease.mac)
+    _carry_out(asking, stations, done)
+
+
+def _configure(networks: Sequence[Network], taken: Sequence[Taken], namespace: NetworkNamespace, done: list[Request]) -> None:
+    requests = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
+    routed: set[int] = set()
+    for number, (network, one) in enumerate(zip(networks, taken, strict=True)):
+        inside = f"eth{number}"
+        index = index_of(namespace.route, inside)
+        for address, subnet in zip(one.lease.addresses, map(ip_network, network.subnets), strict=True):
+            requests.append(rtnetlink.add_address(inside, index, ip_interface(f"{address}/{subnet.prefixlen}")))
+        requests.append(rtnetlink.set_up(inside, index))
+        for gateway, subnet in zip(network.gateways, map(ip_network, network.subnets), strict=True):
+            if not network.internal and subnet.version not in routed and bridges.forwards(subnet.version):
+                requests.append(rtnetlink.add_default_route(gateway, inside, index))
+                routed.add(subnet.version)
+    _carry_out(namespace.route, requests, done)
+
+
+def _carry_out(asking: socket.socket, requests: list[Request], done: list[Request]) -> None:
+    netlink.carry_out(asking, requests)
+    done += requests

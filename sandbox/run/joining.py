@@ -1,0 +1,73 @@
+"""The network namespace that a sandbox enters, where it has neither one with nothing in it nor the host's: one that is connected to its
+networks, or another sandbox's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import SandboxGone, Unsupported
+from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
+
+if TYPE_CHECKING:
+    from dockless.sandbox.run.prepared import Prepared
+    from dockless.sandbox.spec import Spec
+
+OF_ANOTHER = "container:"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedNetwork:
+    """``network``: a descriptor of the network namespace; ``user``: of the user namespace that it belongs to and that the sandbox enters
+    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks."""
+
+    network: int
+    user: int
+    held: tuple[int, ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+
+def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """What its spec says. Descriptors are closed with ``opened``. Errors: those of ``network.attach`` and ``SandboxGone``."""
+    spec = ready.resolved.spec
+    if spec.network.startswith(OF_ANOTHER):
+        return _of_another(spec.network.removeprefix(OF_ANOTHER), opened)
+    if os.geteuid() != 0:
+        raise Unsupported("networks are for root so far", subject="network", hint="--network host or none")
+    from dockless.sandbox.network.attach import Wanted, attach
+
+    names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
+    wanted = Wanted(spec.endpoints, names, directory, spec.ports, egress_of(spec), owner or os.geteuid())
+    found = attach(wanted, ready.user_namespace(opened), opened)
+    return JoinedNetwork(found.network, found.user, found.held, found.leases)
+
+
+def egress_of(spec: Spec) -> Egress:
+    """What holds for it: an untrusted one reaches neither the host nor the metadata addresses, unless its spec says so."""
+    return spec.egress if spec.egress is not None else Egress(host=spec.profile != "untrusted")
+
+
+def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """The namespaces of a sandbox that runs. It lives as long as its init, of whom we hold the pidfd while we open them. ``SandboxGone``"""
+    from dockless.base.pidfds import hold
+    from dockless.sandbox.run.box import Box
+
+    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
+    if place is None:
+        raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
+    init = Box(name, place).init_pid
+    try:
+        pidfd = hold(init)
+        opened.callback(os.close, pidfd)
+        found = [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user")]
+    except OSError as error:
+        raise SandboxGone(
+            f"sandbox {name}, whose network is asked for, does not run", subject=name, hint=f"dockless start {name}"
+        ) from error
+    for fd in found:
+        opened.callback(os.close, fd)
+    return JoinedNetwork(*found)
