@@ -24,6 +24,7 @@ from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
+from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.seccomp.default import default_filter
@@ -190,10 +191,14 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
 
 
 def _hardened(spec: Spec) -> Spec:
-    """What a profile implies: ``untrusted`` has no network and a read-only root."""
+    """What a profile implies: ``untrusted`` has a read-only root, and no network but a private one that was asked for, from which it does
+    not reach the host."""
     if spec.profile != "untrusted":
         return spec
-    return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
+    spec = replace(spec, root="readonly" if spec.root == "disk" else spec.root)
+    if spec.network == "private":
+        return replace(spec, egress=spec.egress or Egress(host=False))
+    return replace(spec, network="none", dns=(), dns_search=(), dns_options=())
 
 
 def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
@@ -279,12 +284,14 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
     hosts = hosts_file(hostname, spec.domainname, spec.hosts)
     resolver = ""
-    if spec.network == "host":
+    if spec.network == "host" and spec.profile != "untrusted":
+        from dockless.sandbox.network.resolv_conf import of_host
+
         try:
             with open("/etc/resolv.conf") as stream:
-                resolver = stream.read(65536)
+                resolver = of_host(stream.read(65536), spec)
         except OSError:
-            resolver = ""
+            resolver = of_host("", spec)
     files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
     if not image.is_host:
         return files
