@@ -24,6 +24,7 @@ from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
+from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.seccomp.default import default_filter
@@ -191,10 +192,14 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
 
 
 def _hardened(spec: Spec) -> Spec:
-    """What a profile implies: ``untrusted`` has no network and a read-only root."""
+    """What a profile implies: ``untrusted`` has a read-only root, and no network but a private one that was asked for, from which it does
+    not reach the host."""
     if spec.profile != "untrusted":
         return spec
-    return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
+    spec = replace(spec, root="readonly" if spec.root == "disk" else spec.root)
+    if spec.network == "private":
+        return replace(spec, egress=spec.egress or Egress(host=False))
+    return replace(spec, network="none", dns=(), dns_search=(), dns_options=())
 
 
 def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
@@ -278,8 +283,11 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
-    hosts = hosts_file(hostname, spec.domainname, spec.hosts)
-    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", _resolver(spec)))
+    files = (
+        ("/etc/hostname", hostname + "\n"),
+        ("/etc/hosts", _hosts(spec, hostname)),
+        ("/etc/resolv.conf", _resolv_conf(_hardened(spec))),
+    )
     if not image.is_host:
         return files
     if spec.hosts and not os.path.isfile("/etc/hosts"):
@@ -289,18 +297,21 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
 
 
-def _resolver(spec: Spec) -> str:
-    if spec.network not in ("none", "host"):
-        from dockless.sandbox.network.nameservers import resolv_conf
+def _hosts(spec: Spec, hostname: str) -> str:
+    if spec.network != "private":
+        return hosts_file(hostname, spec.domainname, spec.hosts)
+    from dockless.sandbox.network.nameservers import gateway, knows
 
-        return resolv_conf(spec)
+    known = bool(spec.hostname) and knows(spec)
+    return hosts_file("" if known else hostname, spec.domainname, spec.hosts, gateway(spec))
+
+
+def _resolv_conf(spec: Spec) -> str:
     if spec.network == "none":
         return ""
-    try:
-        with open("/etc/resolv.conf") as stream:
-            return stream.read(65536)
-    except OSError:
-        return ""
+    from dockless.sandbox.network.nameservers import text_for
+
+    return text_for(spec)
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
