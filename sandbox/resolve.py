@@ -23,7 +23,8 @@ from dockless.sandbox.accounts import Account, find_gid, resolve_user
 from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
-from dockless.sandbox.hosts import hosts_file
+from dockless.sandbox.hosts import GATEWAY, hosts_file
+from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.seccomp.default import default_filter
@@ -191,10 +192,14 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
 
 
 def _hardened(spec: Spec) -> Spec:
-    """What a profile implies: ``untrusted`` has no network and a read-only root."""
+    """What a profile implies: ``untrusted`` has a read-only root, and no network but a private one that was asked for, from which it does
+    not reach the host."""
     if spec.profile != "untrusted":
         return spec
-    return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
+    spec = replace(spec, root="readonly" if spec.root == "disk" else spec.root)
+    if spec.network == "private":
+        return replace(spec, egress=spec.egress or Egress(host=False))
+    return replace(spec, network="none", dns=(), dns_search=(), dns_options=())
 
 
 def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
@@ -278,7 +283,7 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
-    hosts = hosts_file(hostname, spec.domainname, spec.hosts)
+    hosts = hosts_file(hostname, spec.domainname, spec.hosts, _gateway(spec))
     files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", _resolver(spec)))
     if not image.is_host:
         return files
@@ -287,6 +292,16 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
         raise Unsupported("this host has no /etc/hosts, so its image `host` has none either", subject="add_hosts", hint=hint)
     # The host's /etc is read-only: nothing can be made there to mount on, but a link in it may lead to a place that is ours, such as /run.
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
+
+
+def _gateway(spec: Spec) -> str:
+    """The address by which it reaches the host, where it asks for that."""
+    if spec.network != "private" or all(address != GATEWAY for _, address in spec.hosts):
+        return "127.0.0.1"
+    from dockless.sandbox.network.host import Host
+    from dockless.sandbox.network.records import find_or_make
+
+    return find_or_make(spec.endpoints[0].network, Host()).gateways[0]
 
 
 def _resolver(spec: Spec) -> str:
@@ -298,9 +313,14 @@ def _resolver(spec: Spec) -> str:
         return ""
     try:
         with open("/etc/resolv.conf") as stream:
-            return stream.read(65536)
+            text = stream.read(65536)
     except OSError:
-        return ""
+        text = ""
+    if not (spec.dns or spec.dns_search or spec.dns_options):
+        return text
+    from dockless.sandbox.network.nameservers import of_host
+
+    return of_host(text, spec)
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:

@@ -264,11 +264,19 @@ def _check(spec: Spec) -> None:
         check_name(spec.domainname, "domain name")
         if len(spec.domainname) > 64:
             raise BadInput("the domain name is longer than 64 bytes", subject="domainname", hint="setdomainname(2) takes no more")
-    check_hosts(spec.hosts, has_network=spec.network == "host" and spec.profile != "untrusted")
+    if spec.network not in ("none", "host") or spec.endpoints or spec.ports or spec.dns or spec.dns_search or spec.dns_options or spec.egress:
+        from dockless.sandbox.network.asked import check_network
+
+        check_network(spec)
+    if spec.hosts:
+        from dockless.sandbox.network.asked import reaches_host
+
+        check_hosts(spec.hosts, has_network=reaches_host(spec))
     if spec.sysctls:
+        from dockless.sandbox.network.asked import shares
         from dockless.sandbox.sysctls import check_sysctls
 
-        check_sysctls(spec.sysctls, shared={"network": spec.network == "host", "ipc": spec.namespaces.ipc == "host"})
+        check_sysctls(spec.sysctls, shared={"network": shares(spec.network), "ipc": spec.namespaces.ipc == "host"})
     _check_numbers(spec)
 
 

@@ -16,7 +16,8 @@ _ELSEWHERE = {"kernel.hostname": "hostname", "kernel.domainname": "domainname"}
 
 
 def check_sysctls(sysctls: tuple[tuple[str, str], ...], *, shared: dict[str, bool]) -> None:
-    """``BadInput`` for a setting that would be the host's, or is none. ``shared``: whether the ``network`` and ``ipc`` namespaces are."""
+    """``BadInput`` for a setting that would be another's, or is none. ``shared``: whether the ``network`` and ``ipc`` namespaces are the
+    host's, or another sandbox's."""
     for name, value in sysctls:
         if len(name) > 200 or not re.match(_NAME, name):
             raise BadInput(
@@ -36,7 +37,7 @@ def check_sysctls(sysctls: tuple[tuple[str, str], ...], *, shared: dict[str, boo
             )
         if shared[namespace]:
             raise BadInput(
-                f"sysctl {name} would change the host's own {namespace} namespace",
+                f"sysctl {name} would change a {namespace} namespace that is not the sandbox's own",
                 subject="sysctls",
                 hint=f"leave it out, or give the sandbox a {namespace} namespace of its own",
             )

@@ -30,6 +30,18 @@ def resolv_conf(spec: Spec) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def of_host(text: str, spec: Spec) -> str:
+    """The host's own file with what the spec says in the place of what that does."""
+    replaced = {
+        "nameserver": [f"nameserver {server}" for server in spec.dns],
+        "search": [f"search {' '.join(spec.dns_search)}"] if spec.dns_search else [],
+        "options": [f"options {' '.join(spec.dns_options)}"] if spec.dns_options else [],
+    }
+    replaced["domain"] = replaced["search"]
+    kept = [line for line in text.splitlines() if not replaced.get((line.split() or [""])[0])]
+    return "".join(f"{line}\n" for line in (*kept, *replaced["nameserver"], *replaced["search"], *replaced["options"]))
+
+
 def has_resolver(network: Network, spec: Spec) -> bool:
     """Whether a sandbox of this spec asks the network's own resolver: where others have names, or where names decide what may leave, or
     where no sandbox reaches those whom the host asks."""

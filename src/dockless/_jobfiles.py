@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dockless.sched import JobSpec
     from dockless.sched.parsing import ArrayCount
 
-_NOT_IN_FILES = ("gpus", "labels", "limits")
-"""Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
+_NOT_IN_FILES = ("gpus", "labels", "limits", "egress")
+"""Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and two that only Python can give."""
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
 _FROM_HIDDEN = f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"'
