@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from dockless.base import paths
-from dockless.base.typing import TYPE_CHECKING
 from dockless.sandbox.network import leases, records
-from dockless.sandbox.network.asked import CONTAINER
+from dockless.sandbox.network.asked import CONTAINER, Asked
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import DEFAULT, Egress, Network
 from dockless.sandbox.network.resolv_conf import of_host, resolv_conf
-
-if TYPE_CHECKING:
-    from dockless.sandbox.spec import Spec
 
 OF_HOST = "/etc/resolv.conf"
 _OF_SYSTEMD = "/run/systemd/resolve/resolv.conf"
@@ -23,7 +19,7 @@ _OF_SYSTEMD = "/run/systemd/resolve/resolv.conf"
 _MOST = 65536
 
 
-def text_for(spec: Spec) -> str:
+def text_for(spec: Asked) -> str:
     """/etc/resolv.conf of a sandbox. resolv.conf(5)"""
     if spec.network == "none":
         return ""
@@ -40,12 +36,12 @@ def has_resolver(network: Network, egress: Egress | None) -> bool:
     return network.name != DEFAULT or bool(egress is not None and egress.names) or not reachable()
 
 
-def knows(spec: Spec) -> bool:
+def knows(spec: Asked) -> bool:
     """Whether the one whom a sandbox asks has its hostname, with the address by which the others reach it."""
     return not spec.dns and any(endpoint.network != DEFAULT for endpoint in spec.endpoints)
 
 
-def gateway(spec: Spec) -> str:
+def gateway(spec: Asked) -> str:
     """The host's own address on the first of its networks."""
     return records.find_or_make(spec.endpoints[0].network, Host()).gateways[0]
 
@@ -59,7 +55,7 @@ def reachable() -> list[str]:
     return []
 
 
-def _servers(spec: Spec) -> Sequence[str]:
+def _servers(spec: Asked) -> Sequence[str]:
     if spec.network.startswith(CONTAINER):
         with contextlib.suppress(FileNotFoundError):
             own = leases.of(paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dockless.base.typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dockless.sandbox.spec import Spec
+from dockless.sandbox.network.asked import Asked
 
 
-def resolv_conf(servers: Sequence[str], spec: Spec, search: Sequence[str] = (), options: Sequence[str] = ()) -> str:
+def resolv_conf(servers: Sequence[str], spec: Asked, search: Sequence[str] = (), options: Sequence[str] = ()) -> str:
     """``servers``, ``search`` and ``options``: where the spec says none."""
     lines = [f"nameserver {server}" for server in spec.dns or servers]
     if domains := spec.dns_search or search:
@@ -20,7 +17,7 @@ def resolv_conf(servers: Sequence[str], spec: Spec, search: Sequence[str] = (), 
     return "".join(f"{line}\n" for line in lines)
 
 
-def of_host(text: str, spec: Spec) -> str:
+def of_host(text: str, spec: Asked) -> str:
     """The host's own file, with what the spec says in the place of what that does."""
     if not (spec.dns or spec.dns_search or spec.dns_options):
         return text

@@ -16,7 +16,6 @@ from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.prepared import Prepared
-    from dockless.sandbox.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
