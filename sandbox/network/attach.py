@@ -24,7 +24,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
-from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink
+from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Lease, Network, Port
@@ -100,7 +100,7 @@ class Inside:
 def _connect(wanted: Wanted, inside: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
     host = Host()
     networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
-    bridges.check_forwarding(networks)
+    sysctls.need_forwarding(networks)
     first = max((lease.serial for lease in known), default=-1) + 1
     routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
     with contextlib.ExitStack() as undo:
@@ -176,7 +176,12 @@ def _wire(
         pairs.append(rtnetlink.new_veth(lease.link, bridge, namespace.fd, inside, lease.mac, network.mtu, bridge_name=network.bridge))
     _carry_out(asking, pairs, done)
     for network, one in zip(networks, taken, strict=True):
-        stations += bridges.port(one.lease.link, index_of(asking, one.lease.link), network, one.lease.mac)
+        index = index_of(asking, one.lease.link)
+        stations += bridges.port(one.lease.link, index, network, one.lease.mac)
+        if one.lease.egress is not None and one.lease.egress.rate:
+            stations.append(rtnetlink.limit_rate(one.lease.link, index, one.lease.egress.rate))
+        if one.lease.ports:
+            sysctls.lead_from_loopback(network.bridge)
     _carry_out(asking, stations, done)
 
 
@@ -189,8 +194,10 @@ def _configure(networks: Sequence[Network], taken: Sequence[Taken], namespace: I
         for address, subnet in zip(one.lease.addresses, map(ip_network, network.subnets), strict=True):
             requests.append(rtnetlink.add_address(inside, index, ip_interface(f"{address}/{subnet.prefixlen}")))
         requests.append(rtnetlink.set_up(inside, index))
+        if one.lease.egress is not None and one.lease.egress.rate:
+            requests.append(rtnetlink.limit_rate(inside, index, one.lease.egress.rate))
         for gateway, subnet in zip(network.gateways, map(ip_network, network.subnets), strict=True):
-            if not network.internal and subnet.version not in routed and bridges.forwards(subnet.version):
+            if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
                 requests.append(rtnetlink.add_default_route(gateway, inside, index))
                 routed.add(subnet.version)
     _carry_out(namespace.route, requests, done)
