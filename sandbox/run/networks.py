@@ -22,7 +22,7 @@ Leased = Mapping[int, Sequence[Lease]]
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class OnNetwork:
     """A sandbox on a network. ``id``: empty for one of which no more is known. ``names``: by which the others find it."""
 
     id: str
@@ -48,7 +48,7 @@ class NetworkInfo:
     labels: dict[str, str]
     owner: int
     created: float
-    sandboxes: tuple[Attached, ...]
+    sandboxes: tuple[OnNetwork, ...]
 
 
 def create(
@@ -183,7 +183,7 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     on_it = [lease for lease in leases.read(network.name) if leases.alive(lease)]
-    attached = tuple(Attached(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
+    attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,

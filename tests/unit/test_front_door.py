@@ -84,11 +84,11 @@ def test_functions_that_are_awaited_have_the_same_parameters():
     }
 
 
-def test_volumes_that_are_awaited_have_the_same_parameters():
-    from dockless import volumes
-
-    assert {name: _parameters(getattr(aio.volumes, name)) for name in volumes.__all__} == {
-        name: _parameters(getattr(volumes, name)) for name in volumes.__all__
+@pytest.mark.parametrize("module", ["networks", "volumes"])
+def test_what_is_awaited_has_the_same_parameters(module):
+    awaited, plain = getattr(aio, module), getattr(dockless, module)
+    assert {name: _parameters(getattr(awaited, name)) for name in plain.__all__} == {
+        name: _parameters(getattr(plain, name)) for name in plain.__all__
     }
 
 
