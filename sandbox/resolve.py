@@ -23,7 +23,7 @@ from dockless.sandbox.accounts import Account, find_gid, resolve_user
 from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
-from dockless.sandbox.hosts import GATEWAY, hosts_file
+from dockless.sandbox.hosts import hosts_file
 from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
@@ -283,8 +283,11 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
-    hosts = hosts_file(hostname, spec.domainname, spec.hosts, _gateway(spec))
-    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", _resolver(spec)))
+    files = (
+        ("/etc/hostname", hostname + "\n"),
+        ("/etc/hosts", _hosts(spec, hostname)),
+        ("/etc/resolv.conf", _resolv_conf(_hardened(spec))),
+    )
     if not image.is_host:
         return files
     if spec.hosts and not os.path.isfile("/etc/hosts"):
@@ -294,33 +297,21 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
 
 
-def _gateway(spec: Spec) -> str:
-    """The address by which it reaches the host, where it asks for that."""
-    if spec.network != "private" or all(address != GATEWAY for _, address in spec.hosts):
-        return "127.0.0.1"
-    from dockless.sandbox.network.host import Host
-    from dockless.sandbox.network.records import find_or_make
+def _hosts(spec: Spec, hostname: str) -> str:
+    if spec.network != "private":
+        return hosts_file(hostname, spec.domainname, spec.hosts)
+    from dockless.sandbox.network.nameservers import gateway, knows
 
-    return find_or_make(spec.endpoints[0].network, Host()).gateways[0]
+    known = bool(spec.hostname) and knows(spec)
+    return hosts_file("" if known else hostname, spec.domainname, spec.hosts, gateway(spec))
 
 
-def _resolver(spec: Spec) -> str:
-    if spec.network not in ("none", "host"):
-        from dockless.sandbox.network.nameservers import resolv_conf
-
-        return resolv_conf(spec)
+def _resolv_conf(spec: Spec) -> str:
     if spec.network == "none":
         return ""
-    try:
-        with open("/etc/resolv.conf") as stream:
-            text = stream.read(65536)
-    except OSError:
-        text = ""
-    if not (spec.dns or spec.dns_search or spec.dns_options):
-        return text
-    from dockless.sandbox.network.nameservers import of_host
+    from dockless.sandbox.network.nameservers import text_for
 
-    return of_host(text, spec)
+    return text_for(spec)
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:

@@ -37,6 +37,7 @@ GRACE = 10.0
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
+_OF_NETWORKS = ("endpoints", "ports", "dns", "dns_search", "dns_options", "egress")
 _UNITS = {
     **dict.fromkeys(("shm_size", "log_size", "root_size", "disk", "size of a tmpfs"), " bytes"),
     **dict.fromkeys(("timeout", "grace", "time_offset", "idle_timeout", "ttl"), " seconds"),
@@ -264,7 +265,7 @@ def _check(spec: Spec) -> None:
         check_name(spec.domainname, "domain name")
         if len(spec.domainname) > 64:
             raise BadInput("the domain name is longer than 64 bytes", subject="domainname", hint="setdomainname(2) takes no more")
-    if spec.network not in ("none", "host") or spec.endpoints or spec.ports or spec.dns or spec.dns_search or spec.dns_options or spec.egress:
+    if spec.network not in ("none", "host") or any(getattr(spec, name) for name in _OF_NETWORKS):
         from dockless.sandbox.network.asked import check_network
 
         check_network(spec)

@@ -6,14 +6,39 @@ from collections.abc import Sequence
 
 from dockless.base.later import re
 from dockless.base.text import shown
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.typing import Protocol
 from dockless.errors import BadInput
 from dockless.sandbox.hosts import address_version, check_name
 from dockless.sandbox.names import check_id
 from dockless.sandbox.network.model import DEFAULT, NOT_NAMES, Egress, Endpoint, Port, Rule, is_name
 
-if TYPE_CHECKING:
-    from dockless.sandbox.spec import Spec
+
+class Asked(Protocol):
+    """What a ``Spec`` says of networks."""
+
+    @property
+    def network(self) -> str: ...
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]: ...
+    @property
+    def ports(self) -> tuple[Port, ...]: ...
+    @property
+    def dns(self) -> tuple[str, ...]: ...
+    @property
+    def dns_search(self) -> tuple[str, ...]: ...
+    @property
+    def dns_options(self) -> tuple[str, ...]: ...
+    @property
+    def egress(self) -> Egress | None: ...
+    @property
+    def hosts(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def hostname(self) -> str: ...
+    @property
+    def domainname(self) -> str: ...
+    @property
+    def profile(self) -> str: ...
+
 
 CONTAINER = "container:"
 """How ``Spec.network`` begins that names a sandbox whose network it enters."""
@@ -27,14 +52,14 @@ def shares(network: str) -> bool:
     return network == "host" or network.startswith(CONTAINER)
 
 
-def reaches_host(spec: Spec) -> bool:
+def reaches_host(spec: Asked) -> bool:
     """Whether the host's own address is of use to it."""
     if spec.network != "private":
         return spec.network == "host" and spec.profile != "untrusted"
     return spec.egress.host if spec.egress is not None else spec.profile != "untrusted"
 
 
-def check_network(spec: Spec) -> None:
+def check_network(spec: Asked) -> None:
     """``BadInput``"""
     if spec.network.startswith(CONTAINER):
         check_id(spec.network.removeprefix(CONTAINER))
@@ -57,7 +82,7 @@ def check_network(spec: Spec) -> None:
         _check_egress(spec.egress)
 
 
-def _check_joined(spec: Spec) -> None:
+def _check_joined(spec: Asked) -> None:
     """What the other sandbox has decided is not to be said again. Its files name the hosts that it knows."""
     for name, word, value in (
         ("hostname", "hostname", spec.hostname), ("domainname", "domainname", spec.domainname), ("hosts", "add_hosts", spec.hosts),
@@ -68,7 +93,7 @@ def _check_joined(spec: Spec) -> None:
             raise BadInput(f"{name} of a sandbox that has another one's network", subject=word, hint=hint)
 
 
-def _refuse_alone(spec: Spec) -> None:
+def _refuse_alone(spec: Asked) -> None:
     """Fields that say something of a private network alone."""
     where = {"none": "no network", "host": "the host's network"}.get(spec.network, "another sandbox's network")
     for field, keyword, value in (("endpoints", "network", spec.endpoints), ("ports", "publish", spec.ports)):
@@ -144,7 +169,7 @@ def overlap(one: Port, other: Port) -> bool:
     return versions[0] == versions[1] and (one.address == other.address or every in (one.address, other.address))
 
 
-def _check_dns(spec: Spec) -> None:
+def _check_dns(spec: Asked) -> None:
     if len(spec.dns) > _MOST_SERVERS:
         raise BadInput(f"{len(spec.dns)} servers for names are more than {_MOST_SERVERS}", subject="dns", hint="no program asks more")
     for server in spec.dns:

@@ -1,74 +1,81 @@
-"""Whom a sandbox asks for names: its /etc/resolv.conf, and whether a network needs a resolver of its own. resolv.conf(5)"""
+"""Whom a sandbox asks for names, and whether a network has a resolver of its own for that."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dockless.base.typing import TYPE_CHECKING
-from dockless.sandbox.network import records
+from dockless.base import paths
+from dockless.sandbox.network import leases, records
+from dockless.sandbox.network.asked import CONTAINER, Asked
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import DEFAULT, Network
+from dockless.sandbox.network.model import DEFAULT, Egress, Network
+from dockless.sandbox.network.resolv_conf import of_host, resolv_conf
 
-if TYPE_CHECKING:
-    from dockless.sandbox.spec import Spec
-
-_OF_HOST = ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
-"""The second is what systemd-resolved asks, where the first says to ask that on the host's loopback, which no sandbox reaches."""
+OF_HOST = "/etc/resolv.conf"
+_OF_SYSTEMD = "/run/systemd/resolve/resolv.conf"
+"""What systemd-resolved asks, where the host's own file says to ask that on the host's loopback, which no sandbox reaches."""
 _MOST = 65536
 
 
-def resolv_conf(spec: Spec) -> str:
-    """The text of the file for a sandbox on networks of its own."""
-    said = _said(_OF_HOST[0])
-    servers = list(spec.dns) or _servers(spec)
-    search = list(spec.dns_search) or next((words[1:] for words in said if words[:1] in (["search"], ["domain"])), [])
-    options = list(spec.dns_options)
-    lines = [f"nameserver {server}" for server in servers]
-    lines += [f"search {' '.join(search)}"] if search and search != ["."] else []
-    lines += [f"options {' '.join(options)}"] if options else []
-    return "".join(f"{line}\n" for line in lines)
+def text_for(spec: Asked) -> str:
+    """/etc/resolv.conf of a sandbox. resolv.conf(5)"""
+    if spec.network == "none":
+        return ""
+    of_the_host = _read(OF_HOST)
+    if spec.network == "host":
+        return of_host(of_the_host, spec)
+    search = [words[1:] for line in of_the_host.splitlines() if (words := line.split())[:1] in (["search"], ["domain"])]
+    return resolv_conf(_servers(spec), spec, search[-1] if search else ())
 
 
-def of_host(text: str, spec: Spec) -> str:
-    """The host's own file with what the spec says in the place of what that does."""
-    replaced = {
-        "nameserver": [f"nameserver {server}" for server in spec.dns],
-        "search": [f"search {' '.join(spec.dns_search)}"] if spec.dns_search else [],
-        "options": [f"options {' '.join(spec.dns_options)}"] if spec.dns_options else [],
-    }
-    replaced["domain"] = replaced["search"]
-    kept = [line for line in text.splitlines() if not replaced.get((line.split() or [""])[0])]
-    return "".join(f"{line}\n" for line in (*kept, *replaced["nameserver"], *replaced["search"], *replaced["options"]))
+def has_resolver(network: Network, egress: Egress | None) -> bool:
+    """Whether a sandbox on it asks the network's own resolver: where the others have names, where names decide what may leave, or where no
+    sandbox reaches those whom the host asks."""
+    return network.name != DEFAULT or bool(egress is not None and egress.names) or not reachable()
 
 
-def has_resolver(network: Network, spec: Spec) -> bool:
-    """Whether a sandbox of this spec asks the network's own resolver: where others have names, or where names decide what may leave, or
-    where no sandbox reaches those whom the host asks."""
-    return network.name != DEFAULT or bool(spec.egress is not None and spec.egress.names) or not reachable()
+def knows(spec: Asked) -> bool:
+    """Whether the one whom a sandbox asks has its hostname, with the address by which the others reach it."""
+    return not spec.dns and any(endpoint.network != DEFAULT for endpoint in spec.endpoints)
+
+
+def gateway(spec: Asked) -> str:
+    """The host's own address on the first of its networks."""
+    return records.find_or_make(spec.endpoints[0].network, Host()).gateways[0]
 
 
 def reachable() -> list[str]:
     """The host's nameservers, but those on its own loopback."""
-    for path in _OF_HOST:
-        found = [words[1] for words in _said(path) if words[:1] == ["nameserver"] and len(words) > 1 and _leads_out(words[1])]
-        if found:
+    for path in (OF_HOST, _OF_SYSTEMD):
+        words = map(str.split, _read(path).splitlines())
+        if found := [line[1] for line in words if line[:1] == ["nameserver"] and len(line) > 1 and _leads_out(line[1])]:
             return found
     return []
 
 
-def _servers(spec: Spec) -> Sequence[str]:
-    networks = [records.find_or_make(endpoint.network, Host()) for endpoint in spec.endpoints]
-    own = next((network for network in networks if has_resolver(network, spec)), None)
-    return own.gateways if own is not None else reachable()
+def _servers(spec: Asked) -> Sequence[str]:
+    if spec.network.startswith(CONTAINER):
+        with contextlib.suppress(FileNotFoundError):
+            own = leases.of(paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER))
+            networks, egress = [records.find(lease.network) for lease in own], next((lease.egress for lease in own), None)
+            return _of(networks, egress)
+        return reachable()
+    return _of([records.find_or_make(endpoint.network, Host()) for endpoint in spec.endpoints], spec.egress)
 
 
-def _said(path: str) -> list[list[str]]:
+def _of(networks: Sequence[Network], egress: Egress | None) -> Sequence[str]:
+    asked = next((network for network in networks if has_resolver(network, egress)), None)
+    return asked.gateways if asked is not None else reachable()
+
+
+def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
-            return [line.split() for line in stream.read(_MOST).splitlines() if line.strip()[:1] not in ("", "#", ";")]
+            return stream.read(_MOST)
     except OSError:
-        return []
+        return ""
 
 
 def _leads_out(server: str) -> bool:

@@ -10,14 +10,12 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
+from dockless.sandbox.network.asked import CONTAINER
 from dockless.sandbox.network.model import Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.prepared import Prepared
-    from dockless.sandbox.spec import Spec
-
-OF_ANOTHER = "container:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +32,16 @@ class JoinedNetwork:
 def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork:
     """What its spec says. Descriptors are closed with ``opened``. Errors: those of ``network.attach`` and ``SandboxGone``."""
     spec = ready.resolved.spec
-    if spec.network.startswith(OF_ANOTHER):
-        return _of_another(spec.network.removeprefix(OF_ANOTHER), opened)
+    if spec.network.startswith(CONTAINER):
+        return _of_another(spec.network.removeprefix(CONTAINER), opened)
     if os.geteuid() != 0:
         raise Unsupported("networks are for root so far", subject="network", hint="--network host or none")
     from dockless.sandbox.network.attach import Wanted, attach
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    wanted = Wanted(spec.endpoints, names, directory, spec.ports, egress_of(spec), owner or os.geteuid())
+    wanted = Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(), owner or os.geteuid())
     found = attach(wanted, ready.user_namespace(opened), opened)
     return JoinedNetwork(found.network, found.user, found.held, found.leases)
-
-
-def egress_of(spec: Spec) -> Egress:
-    """What holds for it: an untrusted one reaches neither the host nor the metadata addresses, unless its spec says so."""
-    return spec.egress if spec.egress is not None else Egress(host=spec.profile != "untrusted")
 
 
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
@@ -63,11 +56,11 @@ def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
     try:
         pidfd = hold(init)
         opened.callback(os.close, pidfd)
-        found = [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user")]
+        network, user = (os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user"))
     except OSError as error:
         raise SandboxGone(
             f"sandbox {name}, whose network is asked for, does not run", subject=name, hint=f"dockless start {name}"
         ) from error
-    for fd in found:
+    for fd in (network, user):
         opened.callback(os.close, fd)
-    return JoinedNetwork(*found)
+    return JoinedNetwork(network, user)

@@ -125,7 +125,7 @@ def connect(box: Box, endpoint: Endpoint) -> None:
     if endpoint.network != DEFAULT:
         records.find(endpoint.network)
     spec = box.spec
-    if shares(spec.network) or spec.profile == "untrusted" and spec.network == "none":
+    if shares(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
         what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
