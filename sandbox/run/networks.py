@@ -11,7 +11,7 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import leases, records
-from dockless.sandbox.network.asked import shares
+from dockless.sandbox.network.asked import whose
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
@@ -125,7 +125,7 @@ def connect(box: Box, endpoint: Endpoint) -> None:
     if endpoint.network != DEFAULT:
         records.find(endpoint.network)
     spec = box.spec
-    if shares(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
+    if whose(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
         what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
