@@ -201,6 +201,15 @@ SETTINGS = (
     Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("host.admin_groups", "names", (), "and the members of these groups"),
+    Setting(
+        "networks.forward",
+        "choice",
+        "no",
+        "whether dockless has this host send packets on, which networks need that lead out: no, ipv4, both (then no router tells it its"
+        " own addresses of IPv6)",
+        0,
+        ("no", "ipv4", "both"),
+    ),
     Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
     Setting(
         "notify.smtp",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dockless.errors import NetworkError
-from dockless.sandbox.network import leases, netlink, nftables, records, table
+from dockless.errors import NetworkError, NetworkInUse
+from dockless.sandbox.network import bridges, leases, netlink, nftables, records, table
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Lease, Network
@@ -42,6 +42,25 @@ def write_all(host: Host, done: list[Request]) -> None:
         with host.netlink(netlink.NETFILTER) as asking:
             nftables.carry_out(asking, requests)
     done += requests
+
+
+def remove(name: str) -> None:
+    """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
+    host = Host()
+    with records.lock(shared=False):
+        network = records.find(name)
+        if lives := leases.living(host, name):
+            hint = f"dockless network inspect {name} lists them: stop them, or disconnect them"
+            raise NetworkInUse(f"{len(lives)} sandboxes are on network {name}", subject=name, hint=hint)
+        with host.netlink(netlink.ROUTE) as asking:
+            bridges.remove(network, asking)
+        records.forget(name)
+        left = records.every()
+        living = [lease for one in left for lease in leases.living(host, one.name)]
+        table_of = records.table_name()
+        requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
+        with host.netlink(netlink.NETFILTER) as asking:
+            nftables.carry_out(asking, requests)
 
 
 def expel(host: Host, gone: Sequence[Lease]) -> None:

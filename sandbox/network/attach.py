@@ -14,6 +14,7 @@ Nothing is told to the kernel at its end: links, addresses and routes go with th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from ipaddress import ip_interface, ip_network
 from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
-from dockless.native.netns import NetworkNamespace
-from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink
+from dockless.native.netns import NetworkNamespace, socket_in
+from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Lease, Network, Port
@@ -58,36 +59,74 @@ def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
     """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and connect it. It lasts until ``opened`` is
     closed, or as long as its keeper lives that has entered it. Errors: ``UnknownNetwork``, ``AddressTaken``, ``BadInput``,
     ``NetworkError``, ``Unwritable``."""
-    host = Host()
-    networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
-    bridges.check_forwarding(networks)
     held = ports.hold(wanted.ports, opened)
     namespace = _namespace(user)
     opened.callback(namespace.close)
-    done: list[Request] = []
-    with contextlib.ExitStack() as undo:
-        with records.lock(shared=True), contextlib.ExitStack() as making:
-            asking = making.enter_context(host.netlink(netlink.ROUTE))
-            taken: list[Taken] = []
-            for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True)):
-                records.find(network.name)  # it may have been removed before we had the lock
-                found = _take(wanted, network, endpoint, serial, host)
-                making.callback(os.close, found.fd)
-                undo.callback(leases.release, found.lease)
-                taken.append(found)
-            _wire(networks, taken, namespace, host, asking, done)
-            _configure(networks, taken, namespace, done)
-            whole = admission.admit(host, networks, taken, done)
-        if not whole:
-            admission.write_all(host, done)
-        undo.pop_all()
-    return Attached(namespace.fd, user, tuple(one.lease for one in taken), held, tuple(done))
+    done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
+    netlink.carry_out(namespace.route, done)
+    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), done)
+    return Attached(namespace.fd, user, made, held, tuple(done))
+
+
+def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease]) -> tuple[Lease, ...]:
+    """Put a sandbox that runs on further networks: those of ``wanted``. ``network``, ``user``: descriptors of its namespaces; ``known``:
+    what it has. Errors: as ``attach``."""
+    with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
+        return _connect(wanted, Inside(network, route), known, [])
+
+
+def disconnect(gone: Lease) -> None:
+    """Take a sandbox that runs off a network. ``NetworkError``"""
+    host = Host()
+    with host.netlink(netlink.ROUTE) as asking:
+        netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
+    admission.expel(host, [gone])
 
 
 def release(attached: Sequence[Lease]) -> None:
     """What a sandbox that has ended had: its addresses are free at once, and not only when somebody looks."""
     if attached:
         admission.expel(Host(), attached)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A sandbox's network namespace, and a socket of rtnetlink(7) in it."""
+
+    fd: int
+    route: socket.socket
+
+
+def _connect(wanted: Wanted, inside: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
+    host = Host()
+    networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
+    sysctls.need_forwarding(networks)
+    first = max((lease.serial for lease in known), default=-1) + 1
+    routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
+    with contextlib.ExitStack() as undo:
+        with records.lock(shared=True), contextlib.ExitStack() as making:
+            asking = making.enter_context(host.netlink(netlink.ROUTE))
+            taken: list[Taken] = []
+            for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True), first):
+                records.find(network.name)  # it may have been removed before we had the lock
+                found = _take(wanted, network, endpoint, serial, host)
+                making.callback(os.close, found.fd)
+                undo.callback(leases.release, found.lease)
+                taken.append(found)
+            _wire(networks, taken, inside, host, asking, done)
+            _configure(networks, taken, inside, routed, done)
+            whole = admission.admit(host, networks, taken, done)
+        if not whole:
+            admission.write_all(host, done)
+        undo.pop_all()
+    return tuple(one.lease for one in taken)
+
+
+def _socket_in(network: int, user: int) -> socket.socket:
+    try:
+        return socket_in(network, socket.AF_NETLINK, socket.SOCK_RAW, netlink.ROUTE, user=user if os.geteuid() else -1)
+    except OSError as error:
+        raise NetworkError(f"cannot enter the sandbox's network: {error.strerror}", subject="network", hint="does it still run?") from error
 
 
 def _namespace(user: int) -> NetworkNamespace:
@@ -125,33 +164,40 @@ def _published(wanted: Wanted, network: Network, serial: int) -> int:
 def _wire(
     networks: Sequence[Network],
     taken: Sequence[Taken],
-    namespace: NetworkNamespace,
+    namespace: Inside,
     host: Host,
     asking: socket.socket,
     done: list[Request],
 ) -> None:
     pairs, stations = [], []
-    for number, (network, one) in enumerate(zip(networks, taken, strict=True)):
+    for network, one in zip(networks, taken, strict=True):
         bridge = bridges.ensure(network, host, asking, done)
-        inside, lease = f"eth{number}", one.lease
+        inside, lease = f"eth{one.lease.serial}", one.lease
         pairs.append(rtnetlink.new_veth(lease.link, bridge, namespace.fd, inside, lease.mac, network.mtu, bridge_name=network.bridge))
     _carry_out(asking, pairs, done)
     for network, one in zip(networks, taken, strict=True):
-        stations += bridges.port(one.lease.link, index_of(asking, one.lease.link), network, one.lease.mac)
+        index = index_of(asking, one.lease.link)
+        stations += bridges.port(one.lease.link, index, network, one.lease.mac)
+        if one.lease.egress is not None and one.lease.egress.rate:
+            stations.append(rtnetlink.limit_rate(one.lease.link, index, one.lease.egress.rate))
+        if one.lease.ports:
+            sysctls.lead_from_loopback(network.bridge)
     _carry_out(asking, stations, done)
 
 
-def _configure(networks: Sequence[Network], taken: Sequence[Taken], namespace: NetworkNamespace, done: list[Request]) -> None:
-    requests = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
-    routed: set[int] = set()
-    for number, (network, one) in enumerate(zip(networks, taken, strict=True)):
-        inside = f"eth{number}"
+def _configure(networks: Sequence[Network], taken: Sequence[Taken], namespace: Inside, routed: set[int], done: list[Request]) -> None:
+    """``routed``: the kinds of addresses for which there is a way out already."""
+    requests: list[Request] = []
+    for network, one in zip(networks, taken, strict=True):
+        inside = f"eth{one.lease.serial}"
         index = index_of(namespace.route, inside)
         for address, subnet in zip(one.lease.addresses, map(ip_network, network.subnets), strict=True):
             requests.append(rtnetlink.add_address(inside, index, ip_interface(f"{address}/{subnet.prefixlen}")))
         requests.append(rtnetlink.set_up(inside, index))
+        if one.lease.egress is not None and one.lease.egress.rate:
+            requests.append(rtnetlink.limit_rate(inside, index, one.lease.egress.rate))
         for gateway, subnet in zip(network.gateways, map(ip_network, network.subnets), strict=True):
-            if not network.internal and subnet.version not in routed and bridges.forwards(subnet.version):
+            if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
                 requests.append(rtnetlink.add_default_route(gateway, inside, index))
                 routed.add(subnet.version)
     _carry_out(namespace.route, requests, done)

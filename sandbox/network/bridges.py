@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
 from ipaddress import ip_address, ip_interface, ip_network
 
-from dockless.base.path import Path
 from dockless.errors import NetworkError
-from dockless.sandbox.network import leases, netlink, rtnetlink
+from dockless.sandbox.network import leases, netlink, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Network
 from dockless.sandbox.network.netlink import Request
 
-FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
 _THERE = (errno.EEXIST,)
 
 
@@ -31,6 +28,7 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
         ip_interface(f"{gateway}/{ip_network(subnet).prefixlen}") for gateway, subnet in zip(network.gateways, network.subnets, strict=True)
     ]
     requests = [rtnetlink.add_address(network.bridge, index, address) for address in own]
+    sysctls.refuse_routers(network.bridge)
     netlink.carry_out(asking, _noted(done, [*requests, rtnetlink.set_up(network.bridge, index)]))
     _put_back(network, index, host, asking)
     return index
@@ -40,26 +38,6 @@ def remove(network: Network, asking: socket.socket) -> None:
     """Its link, if there is one. ``NetworkError``"""
     if index_of(asking, network.bridge):
         netlink.carry_out(asking, [rtnetlink.delete_link(network.bridge)], known=(errno.ENODEV,))
-
-
-def forwards(version: int) -> bool:
-    """Whether this host sends packets on from one link to another. ip-sysctl(7)"""
-    try:
-        return Path("/proc/sys/" + FORWARDING[version].replace(".", "/")).read_text().strip() != "0"
-    except OSError:
-        return False
-
-
-def check_forwarding(networks: Sequence[Network]) -> None:
-    """``NetworkError`` where a network leads out, and this host sends nothing on. It is the administrator's to say."""
-    for network in networks:
-        if not network.internal and not forwards(4) and any(ip_network(subnet).version == 4 for subnet in network.subnets):
-            setting = FORWARDING[4]
-            raise NetworkError(
-                f"network {network.name} leads out, and this host forwards no packets: {setting} is 0",
-                subject=setting,
-                hint=f"as root: sysctl -w {setting}=1 (and in /etc/sysctl.d to keep it), or use a network that is internal",
-            )
 
 
 def _put_back(network: Network, index: int, host: Host, asking: socket.socket) -> None:

@@ -24,6 +24,9 @@ _ADDR_GEN_MODE, _NO_LINK_LOCAL = 8, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST, _NODAD = 1, 2, 4, 0x02
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _NDA_LLADDR, _NO_ARP, _MASTER_FLAG = 2, 0x40, 0x04
+_NEWQDISC, _ROOT, _TCA_KIND, _TCA_OPTIONS = 36, 0xFFFFFFFF, 1, 2
+_TBF_PARMS, _TBF_RATE64, _TBF_BURST, _ETHERNET, _LEAST_BURST = 1, 4, 6, 1, 16384
+_RATE = struct.Struct("=BBHhHI")
 LOOPBACK = 1
 """The number of the loopback interface, which is the first of each namespace."""
 
@@ -106,6 +109,18 @@ def add_default_route(gateway: str, name: str, index: int) -> Request:
     body = fixed + attribute(_RTA_GATEWAY, address.packed) + attribute(_RTA_OIF, index)
     family_word = " -6" if address.version == 6 else ""
     return Request(_NEWROUTE, CREATE | EXCL, body, f"ip{family_word} route add default via {gateway} dev {name}")
+
+
+def limit_rate(name: str, index: int, rate: int) -> Request:
+    """No more than ``rate`` bytes a second leave by a link, after a burst of an eighth of that; what is too much waits, up to a fifth of a
+    second. tc-tbf(8)"""
+    burst, limit = max(rate // 8, _LEAST_BURST), max(rate // 8, _LEAST_BURST) + rate // 5
+    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(rate, 2**32 - 1))
+    parameters = spec + _RATE.pack(0, 0, 0, 0, 0, 0) + struct.pack("=III", min(limit, 2**32 - 1), 0, 0)
+    values = [attribute(_TBF_PARMS, parameters), attribute(_TBF_BURST, min(burst, 2**31))]
+    values += [attribute(_TBF_RATE64, struct.pack("=Q", rate))] if rate >= 2**32 else []
+    body = struct.pack("=BxxxiIII", 0, index, 0, _ROOT, 0) + attribute(_TCA_KIND, "tbf") + nested(_TCA_OPTIONS, *values)
+    return Request(_NEWQDISC, CREATE | REPLACE, body, f"tc qdisc replace dev {name} root tbf rate {rate}bps burst {burst} limit {limit}")
 
 
 def all_links() -> Request:

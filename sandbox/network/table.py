@@ -18,3 +18,7 @@ def requests_to_add(name: str, network: Network, lease: Lease) -> list[Request]:
 
 def requests_to_remove(name: str, network: Network, lease: Lease) -> list[Request]:
     return []
+
+
+def requests_to_delete(name: str) -> list[Request]:
+    return []

@@ -15,7 +15,10 @@ from dockless.sandbox.network.model import Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
+    from dockless.sandbox.network.attach import Wanted
+    from dockless.sandbox.run.box import Box
     from dockless.sandbox.run.prepared import Prepared
+    from dockless.sandbox.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +39,39 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
         return _of_another(spec.network.removeprefix(CONTAINER), opened)
     if os.geteuid() != 0:
         raise Unsupported("networks are for root so far", subject="network", hint="--network host or none")
-    from dockless.sandbox.network.attach import Wanted, attach
+    from dockless.sandbox.network.attach import attach
 
-    names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    wanted = Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(), owner or os.geteuid())
-    found = attach(wanted, ready.user_namespace(opened), opened)
+    found = attach(wanted(spec, directory, owner), ready.user_namespace(opened), opened)
     return JoinedNetwork(found.network, found.user, found.held, found.leases)
 
 
+def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
+    """What it asks for of its networks."""
+    from dockless.sandbox.network.attach import Wanted
+
+    names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
+    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(), owner or os.geteuid())
+
+
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
-    """The namespaces of a sandbox that runs. It lives as long as its init, of whom we hold the pidfd while we open them. ``SandboxGone``"""
-    from dockless.base.pidfds import hold
     from dockless.sandbox.run.box import Box
 
     place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
     if place is None:
         raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
-    init = Box(name, place).init_pid
+    return namespaces_of(Box(name, place), opened)
+
+
+def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """The namespaces of a sandbox that runs, closed with ``opened``. ``SandboxGone``"""
+    from dockless.base.pidfds import hold
+
+    init, name = box.init_pid, box.id
     try:
         pidfd = hold(init)
         opened.callback(os.close, pidfd)
+        if not box.alive:  # nor was it when we took hold of whoever has that number
+            raise ProcessLookupError
         network, user = (os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user"))
     except OSError as error:
         raise SandboxGone(

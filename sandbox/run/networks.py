@@ -10,11 +10,12 @@ from functools import partial
 from dockless.base.dataclass import dataclass, replace
 from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
-from dockless.sandbox.network import leases, records
+from dockless.sandbox.network import admission, leases, records
 from dockless.sandbox.network.asked import whose
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
+from dockless.sandbox.run.joining import namespaces_of, wanted
 from dockless.sandbox.spec import Spec
 
 Leased = Mapping[int, Sequence[Lease]]
@@ -96,7 +97,7 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
 def remove(name: str) -> None:
     """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
     start again before there is such a network."""
-    records.remove(name)
+    admission.remove(name)
 
 
 def leased() -> Leased:
@@ -130,17 +131,15 @@ def connect(box: Box, endpoint: Endpoint) -> None:
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
     _with(spec, endpoint)  # before anything is made
-    from dockless.sandbox.network import attach
-
     runs = box.alive
     if runs:
-        attach.connect(box, endpoint)
+        _connect(box, endpoint)
     try:
         box.change(partial(_changed, lambda now: _with(now, endpoint)))
     except BaseException:
         if runs:
             with contextlib.suppress(DocklessError):
-                attach.disconnect(box, endpoint.network)
+                _disconnect(box, endpoint.network)
         raise
 
 
@@ -149,10 +148,25 @@ def disconnect(box: Box, network: str) -> None:
     spec = box.spec
     _without(spec, network, box.id)
     if box.alive:
-        from dockless.sandbox.network import attach
-
-        attach.disconnect(box, network)
+        _disconnect(box, network)
     box.change(partial(_changed, lambda now: _without(now, network, box.id)))
+
+
+def _connect(box: Box, endpoint: Endpoint) -> None:
+    from dockless.sandbox.network import attach
+
+    asked = replace(wanted(box.spec, box.present.directory, box.document.owner), endpoints=(endpoint,), ports=())
+    with contextlib.ExitStack() as opened:
+        inside = namespaces_of(box, opened)
+        attach.connect(asked, inside.network, inside.user, of(box))
+
+
+def _disconnect(box: Box, network: str) -> None:
+    from dockless.sandbox.network import attach
+
+    for lease in of(box):
+        if lease.network == network:
+            attach.disconnect(lease)
 
 
 def _changed(change: object, document: Document) -> Document:
