@@ -274,10 +274,10 @@ def _check(spec: Spec) -> None:
 
         check_hosts(spec.hosts, has_network=reaches_host(spec))
     if spec.sysctls:
-        from dockless.sandbox.network.asked import shares
+        from dockless.sandbox.network.asked import whose
         from dockless.sandbox.sysctls import check_sysctls
 
-        check_sysctls(spec.sysctls, shared={"network": shares(spec.network), "ipc": spec.namespaces.ipc == "host"})
+        check_sysctls(spec.sysctls, shared={"network": whose(spec.network), "ipc": "the host's" if spec.namespaces.ipc == "host" else ""})
     _check_numbers(spec)
 
 

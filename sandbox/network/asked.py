@@ -47,9 +47,9 @@ _MOST = 100
 _OPTION = r"[a-z][a-z0-9-]{0,30}(:[0-9]{1,6})?\Z"
 
 
-def shares(network: str) -> bool:
-    """Whether such a sandbox has no network of its own: the host's, or another sandbox's."""
-    return network == "host" or network.startswith(CONTAINER)
+def whose(network: str) -> str:
+    """Whose network namespace such a sandbox has: ``the host's``, ``another sandbox's``, empty for its own."""
+    return "the host's" if network == "host" else "another sandbox's" if network.startswith(CONTAINER) else ""
 
 
 def reaches_host(spec: Asked) -> bool:
@@ -95,7 +95,7 @@ def _check_joined(spec: Asked) -> None:
 
 def _refuse_alone(spec: Asked) -> None:
     """Fields that say something of a private network alone."""
-    where = {"none": "no network", "host": "the host's network"}.get(spec.network, "another sandbox's network")
+    where = f"{whose(spec.network)} network" if whose(spec.network) else "no network"
     for field, keyword, value in (("endpoints", "network", spec.endpoints), ("ports", "publish", spec.ports)):
         if value:
             hint = f"give it a network of its own: --network {DEFAULT}"

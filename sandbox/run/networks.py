@@ -11,7 +11,7 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import admission, leases, records
-from dockless.sandbox.network.asked import shares
+from dockless.sandbox.network.asked import whose
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
@@ -23,7 +23,7 @@ Leased = Mapping[int, Sequence[Lease]]
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class OnNetwork:
     """A sandbox on a network. ``id``: empty for one of which no more is known. ``names``: by which the others find it."""
 
     id: str
@@ -49,7 +49,7 @@ class NetworkInfo:
     labels: dict[str, str]
     owner: int
     created: float
-    sandboxes: tuple[Attached, ...]
+    sandboxes: tuple[OnNetwork, ...]
 
 
 def create(
@@ -126,7 +126,7 @@ def connect(box: Box, endpoint: Endpoint) -> None:
     if endpoint.network != DEFAULT:
         records.find(endpoint.network)
     spec = box.spec
-    if shares(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
+    if whose(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
         what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
@@ -197,7 +197,7 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     on_it = [lease for lease in leases.read(network.name) if leases.alive(lease)]
-    attached = tuple(Attached(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
+    attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,

@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import ParamSpec
 
+from dockless import _async_networks as networks
 from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _finding, _submitting
 from dockless._async_attaching import Attachment
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from dockless.images.pull_policy import PullPolicy
 
 __all__ = [
-    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start",
+    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "networks", "pull", "run", "start",
     "submit", "submit_file", "volumes",
 ]  # fmt: skip
 

@@ -39,7 +39,15 @@ OPTIONS = {
     "tty": True,
     "interactive": True,
     "devices": ["/dev/fuse", "/dev/kvm:/dev/x:r", "amd.com/gpu=0"],
-    "network": "host",
+    "network": ["lab:ip=10.1.0.5,ip=fd00::5,mac=02:42:0a:01:00:05,alias=db,alias=sql", "bridge"],
+    "publish": ["127.0.0.1:5000-5005:6000-6005/udp", "8080:80", "[::1]:80:80"],
+    "dns": ["10.0.0.1", "fd00::1"],
+    "dns_search": ["lab.example"],
+    "dns_options": ["ndots:2"],
+    "allow_out": ["10.0.0.0/8", "[fd00::/8]:443", "*.pypi.org:80,8000-8080/tcp", "fd00::1"],
+    "allow_host": False,
+    "net_rate": "10M",
+    "log_denied": True,
     "namespaces": {"ipc": "host", "time": "new"},
     "time_offset": 60,
     "cap_add": ["NET_ADMIN"],
@@ -74,6 +82,8 @@ OPTIONS = {
     "dmem": "drm/0/vram=1G",
 }
 ALONE = {"cpu_burst": {"cpus": 2}, "time_offset": {"namespaces": {"time": "new"}}, "root_size": {"root": "tmpfs"}, "swap": {"memory": "1G"}}
+_OF_NETWORKS = ("publish", "dns", "dns_search", "dns_options", "allow_out", "allow_host", "net_rate", "log_denied")
+ALONE |= dict.fromkeys(_OF_NETWORKS, {"network": "bridge"})
 
 
 def again(job: JobSpec) -> JobSpec:

@@ -52,7 +52,7 @@ def test_too_many_hosts_for_the_place_that_holds_the_file():
 
 def test_the_host_itself_is_there_with_its_network_alone():
     assert Spec(hosts=(("a", "host-gateway"),), network="host").hosts
-    with pytest.raises(BadInput, match="without a network"):
+    with pytest.raises(BadInput, match="without such a network"):
         Spec(hosts=(("a", "host-gateway"),), network="host", profile="untrusted")
 
 

@@ -911,7 +911,7 @@ def all_told(text: str, name: str, **queue: object) -> list[str]:
         ("a.toml", 'comand = ["true"]\nmemory = "64Q"', ["a.toml:1: comand is unknown", "a.toml:2: memory '64Q'"]),
         ("a.toml", 'gpu = 2\narrays = "3"\nmemory = "64Q"\ntime_limit = "q"\nretries = "x"',
          [f"a.toml:{line}: " for line in range(1, 6)]),
-        ("a.toml", 'retry_on = 75\non_reboot = "x"\nnetwork = "x"\nprofile = "x"\npull = "x"\nscript = "x"',
+        ("a.toml", 'retry_on = 75\non_reboot = "x"\nnetwork = 5\nprofile = "x"\npull = "x"\nscript = "x"',
          [f"a.toml:{line}: " for line in range(1, 6)]),
         ("a.toml", 'script = "x"\narray = "9-1"\nmemory = "64Q"', ["a.toml:2: array '9-1'", "a.toml:3: memory"]),
         ("a.toml", 'script = "x"\nmounts = ["x"]\nmemory = "64Q"', ["a.toml:2: mount 'x'", "a.toml:3: memory"]),

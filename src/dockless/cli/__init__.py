@@ -36,6 +36,7 @@ VERBS = {
     "top": Verb("seen", "GPUs, jobs and users, live; or the processes of a sandbox", "now"),
     "events": Verb("events", "what happens to sandboxes, as it happens", "now"),
     "stats": Verb("seen", "what sandboxes take, again and again", "now"),
+    "port": Verb("networks", "which ports of the host lead into a sandbox", "now"),
     "logs": Verb("logs", "show what a job or a detached sandbox wrote; -f follows", "now"),
     "cp": Verb("copying", "copy files into a sandbox, or out of it", "now"),
     "stop": Verb("boxes", "end sandboxes: stop signal, then by force", "now"),
@@ -67,6 +68,7 @@ VERBS = {
     "import": Verb("transfer", "make an image of the tar of a root file system", "make", "import_root"),
     "login": Verb("registry", "keep a user name and password for a registry", "make"),
     "logout": Verb("registry", "forget them", "make"),
+    "network": Verb("networks", "networks that sandboxes are on, and who is on which", "host"),
     "volume": Verb("volumes", "named directories that are kept between sandboxes", "host"),
     "submit": Verb("jobs", "queue a command, or the jobs of a file", "queue"),
     "convert": Verb("job_files", "print a job file of any format in dockless's own form", "queue"),
@@ -96,7 +98,7 @@ VERBS = {
 GROUPS = {"now": "Run now", "images": "Images", "make": "Images made and handed on", "queue": "The queue", "host": "This machine"}
 
 _SANDBOX_VERBS = (
-    "attach commit cp create diff exec export kill logs pause ps rename restart rm run start stats stop top unpause update wait"
+    "attach commit cp create diff exec export kill logs pause port ps rename restart rm run start stats stop top unpause update wait"
 )
 _IMAGE_VERBS = "history import load prune pull push save tag"
 ALIASES = {
