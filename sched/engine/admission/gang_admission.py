@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import BadInput, Refused
+from dockless.errors import BadInput, Refused, Unsupported
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import seats
@@ -28,6 +28,9 @@ def check_network(spec: Spec) -> None:
     """``Unsupported`` for one that cannot be where several are. One alone has a network of its own."""
     from dockless.sandbox.resolve import check_shared_network
 
+    if spec.network not in ("none", "host"):
+        hint = "leave --network out, or take the host's (--network host) in all roles; one job alone can be on any network"
+        raise Unsupported("jobs that start together share a network of their own, and are on no other", subject="network", hint=hint)
     check_shared_network(spec)
 
 
