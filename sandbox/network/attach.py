@@ -27,7 +27,7 @@ from dockless.native.netns import NetworkNamespace, socket_in
 from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.leases import Taken
-from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Lease, Network, Port
+from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
 from dockless.sandbox.network.netlink import Request
 
 
@@ -140,7 +140,7 @@ def _namespace(user: int) -> NetworkNamespace:
 
 
 def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, host: Host) -> Taken:
-    names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.name != DEFAULT else ()
+    names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.named else ()
     published = wanted.ports if serial == _published(wanted, network, serial) else ()
     link = f"dv{os.urandom(6).hex()}"
     inode = os.stat(wanted.directory).st_ino

@@ -9,7 +9,8 @@ import socket
 import struct
 
 from dockless.base.dataclass import dataclass
-from dockless.sandbox.network import netlink
+from dockless.errors import NetworkError
+from dockless.sandbox.network import netlink, rtnetlink
 
 _SIOCGIFINDEX = 0x8933
 _IFREQ = struct.Struct("=16si20x")
@@ -33,6 +34,16 @@ class Host:
     def netlink(self, protocol: int) -> socket.socket:
         """One for ``netlink.carry_out`` and ``netlink.dump``. ``OSError``"""
         return netlink.prepare(self.open(socket.AF_NETLINK, socket.SOCK_RAW, protocol))
+
+    def can_bridge(self) -> bool:
+        """Whether this process may make bridges there, and this kernel has them: ENODEV and the like say no, EEXIST yes."""
+        request = rtnetlink.new_bridge("lo", "02:00:00:00:00:00", 1500)
+        with self.netlink(netlink.ROUTE) as asking:
+            try:
+                netlink.carry_out(asking, [request], known=(errno.EEXIST,))
+            except NetworkError:
+                return False
+        return True
 
     def index_of(self, link: str) -> int:
         """The number of a link, 0 where there is none of that name. netdevice(7)"""

@@ -97,8 +97,8 @@ class Egress:
 @dataclass(frozen=True, slots=True)
 class Network:
     """One that was made. ``subnets``: one of IPv4 or IPv6, or one of each, and ``gateways``: the bridge's own address in each. ``bridge``:
-    the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``owner``: the host
-    user for whom it was made. ``created``: seconds since 1970."""
+    the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``named``: they
+    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970."""
 
     name: str
     subnets: tuple[str, ...]
@@ -107,6 +107,7 @@ class Network:
     mtu: int = 1500
     internal: bool = False
     isolated: bool = False
+    named: bool = True
     labels: tuple[tuple[str, str], ...] = ()
     owner: int = 0
     created: float = 0.0

@@ -10,7 +10,7 @@ from dockless.base import paths
 from dockless.sandbox.network import leases, records
 from dockless.sandbox.network.asked import CONTAINER, Asked
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import DEFAULT, Egress, Network
+from dockless.sandbox.network.model import Egress, Network
 from dockless.sandbox.network.resolv_conf import of_host, resolv_conf
 
 OF_HOST = "/etc/resolv.conf"
@@ -33,12 +33,12 @@ def text_for(spec: Asked) -> str:
 def has_resolver(network: Network, egress: Egress | None) -> bool:
     """Whether a sandbox on it asks the network's own resolver: where the others have names, where names decide what may leave, or where no
     sandbox reaches those whom the host asks."""
-    return network.name != DEFAULT or bool(egress is not None and egress.names) or not reachable()
+    return network.named or bool(egress is not None and egress.names) or not reachable()
 
 
 def knows(spec: Asked) -> bool:
     """Whether the one whom a sandbox asks has its hostname, with the address by which the others reach it."""
-    return not spec.dns and any(endpoint.network != DEFAULT for endpoint in spec.endpoints)
+    return not spec.dns and any(network.named for network in _networks(spec))
 
 
 def gateway(spec: Asked) -> str:
@@ -62,7 +62,11 @@ def _servers(spec: Asked) -> Sequence[str]:
             networks, egress = [records.find(lease.network) for lease in own], next((lease.egress for lease in own), None)
             return _of(networks, egress)
         return reachable()
-    return _of([records.find_or_make(endpoint.network, Host()) for endpoint in spec.endpoints], spec.egress)
+    return _of(_networks(spec), spec.egress)
+
+
+def _networks(spec: Asked) -> list[Network]:
+    return [records.find_or_make(endpoint.network, Host()) for endpoint in spec.endpoints]
 
 
 def _of(networks: Sequence[Network], egress: Egress | None) -> Sequence[str]:

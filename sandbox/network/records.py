@@ -95,7 +95,7 @@ def find_or_make(name: str, host: Host) -> Network:
         if name != DEFAULT:
             raise
     try:
-        return create(DEFAULT, host=host, isolated=True)
+        return create(DEFAULT, host=host, isolated=True, named=False)
     except BadInput:  # somebody was quicker
         return find(name)
 
@@ -109,6 +109,7 @@ def create(
     mtu: int = 1500,
     internal: bool = False,
     isolated: bool = False,
+    named: bool = True,
     labels: Iterable[tuple[str, str]] = (),
     owner: int = 0,
 ) -> Network:
@@ -124,9 +125,9 @@ def create(
             raise BadInput(f"there is a network {name} already", subject=name, hint=f"choose another name, or: dockless network rm {name}")
         chosen = [_subnet(text) for text in subnets] or _chosen(host or Host())
         _check_together(chosen, host or Host())
-        named = _gateways(chosen, tuple(gateways))
+        own = _gateways(chosen, tuple(gateways))
         network = Network(
-            name, tuple(map(str, chosen)), named, _bridge_name(name), mtu, internal, isolated, tuple(labels), owner, time.time()
+            name, tuple(map(str, chosen)), own, _bridge_name(name), mtu, internal, isolated, named, tuple(labels), owner, time.time()
         )  # fmt: skip
         with paths.writing("the record of a network", home() / name):
             new = home() / f".{name}"

@@ -24,8 +24,8 @@ def forwards(version: int) -> bool:
 
 
 def need_forwarding(networks: Sequence[Network]) -> None:
-    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError`` where
-    it does not for IPv4; where it does not for IPv6, that is left out."""
+    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError``
+    where it does not for IPv4; where it does not for IPv6, that is left out."""
     leading = {ip_network(subnet).version for network in networks if not network.internal for subnet in network.subnets}
     missing = [version for version in sorted(leading) if not forwards(version)]
     if not missing:
@@ -37,11 +37,9 @@ def need_forwarding(networks: Sequence[Network]) -> None:
             _set(FORWARDING[version], "1")
         elif version == 4:
             name = next(network.name for network in networks if not network.internal)
-            raise NetworkError(
-                f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0",
-                subject=FORWARDING[4],
-                hint=f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}; or use an internal network',
-            )
+            hint = f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
+            why = f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0"
+            raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
 
 
 def refuse_routers(bridge: str) -> None:
