@@ -80,9 +80,7 @@ def parse(values: Any, source: Source, directory: str, environment: Mapping[str,
     networks = known_networks(top)
     top.refuse({"include": "write the services out: docker compose config does it"})
     queue: dict[str, Any] = {}
-    services = [*top.tables("services")]
-    known = networks if len(services) == 1 else None
-    found = [_role(table, service, directory, volumes, files, queue, known) for service, table in services]
+    found = [_role(table, service, directory, volumes, files, queue, networks) for service, table in top.tables("services")]
     roles = tuple(role for role in found if role.count)
     if not roles:
         top.wrong("services", "has none that is to run", "give one service at least")
@@ -156,9 +154,8 @@ def _role(
     volumes: Mapping[str, str],
     files: Mapping[str, Mapping[str, str]],
     queue: dict[str, Any],
-    networks: Mapping[str, str] | None,
+    networks: Mapping[str, str],
 ) -> Role:
-    """``networks``: those that are there already, None where it is not the only service."""
     table.refuse(_REFUSED)
     table.unused(_NO_EFFECT)
     table.required("image")
@@ -199,7 +196,7 @@ def _role(
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
     gpus, count, cores = _deploy(table, options, queue)
-    networks_of(table, options, networks or {}, alone=networks is not None and count == 1)
+    networks_of(table, options, networks, count)
     if hosts := _hosts(table, options):
         options["add_hosts"] = hosts
     if table.text("runtime") == "nvidia" and not gpus and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):

@@ -1,5 +1,5 @@
-"""What a Compose service says of networks. A service that is one instance alone can be on any network and publish ports; services that
-start together have one network of their own. https://github.com/compose-spec/compose-spec, 05-services.md and 06-networks.md"""
+"""What a Compose service says of networks. Services have one network of their own anyway; who publishes ports is on the default network
+besides. https://github.com/compose-spec/compose-spec, 05-services.md and 06-networks.md"""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dockless.base.typing import Any
 from dockless.sandbox.network.model import DEFAULT
 from dockless.sched.formats.tables import Table, shown_value
 
-_TOGETHER = "services have one network, each is 127.0.0.1 by its name; the host's own is network_mode: host"
+_TOGETHER = "services have one network, on which each is found by its name; the host's own is network_mode: host"
 _NO_PORTS = "no ports are published: with network_mode: host the program listens on the host itself"
-_NOT_ALONE = "no ports are published of services that start together; one service of one instance alone can"
+_SEVERAL = "no ports are published of a service of several instances: they cannot have one port of the host"
 _LINKS = ("links", "external_links")
 _DNS = {"dns": "dns", "dns_search": "dns_search", "dns_opt": "dns_options"}
 
@@ -32,17 +32,17 @@ def known_networks(top: Table) -> dict[str, str]:
     return found
 
 
-def networks_of(table: Table, options: dict[str, Any], known: Mapping[str, str], *, alone: bool) -> None:
-    """Add to ``options`` what the service says. ``known``: see there; ``alone``: nothing starts together with it."""
+def networks_of(table: Table, options: dict[str, Any], known: Mapping[str, str], count: int) -> None:
+    """Add to ``options`` what the service says. ``known``: see ``known_networks``; ``count``: of its instances."""
     table.unused(dict.fromkeys(_LINKS, _TOGETHER) | {"expose": "services reach each other's ports anyway"})
     mode = table.text("network_mode", "none") if table.has("network_mode") else ""
     if mode not in ("", "host", "none", DEFAULT):
         table.wrong("network_mode", f"is {mode[:40]!r}", f"there are the host's own network, {DEFAULT} and none")
-    if mode in ("host", "none") or (mode == DEFAULT and alone):
+    if mode in ("host", "none", DEFAULT):
         options["network"] = mode
-    joined = _joined(table, known, alone=alone and not mode)
-    if table.has("ports") and (mode in ("host", "none") or not alone):
-        table.note("ports", _NO_PORTS if mode in ("host", "none") else _NOT_ALONE)
+    joined = _joined(table, {} if mode else known)
+    if table.has("ports") and (mode in ("host", "none") or count > 1):
+        table.note("ports", _NO_PORTS if mode in ("host", "none") else _SEVERAL)
     elif ports := _ports(table):
         options["publish"] = ports
         options["network"] = DEFAULT
@@ -56,7 +56,7 @@ def networks_of(table: Table, options: dict[str, Any], known: Mapping[str, str],
     table.unused({"mac_address": "each sandbox has an address of its own"})
 
 
-def _joined(table: Table, known: Mapping[str, str], *, alone: bool) -> list[str]:
+def _joined(table: Table, known: Mapping[str, str]) -> list[str]:
     """The networks that are there already, as ``network`` takes them."""
     if not table.has("networks"):
         return []
@@ -70,7 +70,7 @@ def _joined(table: Table, known: Mapping[str, str], *, alone: bool) -> list[str]
         settings += [f"alias={alias}" for alias in entry.texts("aliases")]
         entry.unused(dict.fromkeys(("link_local_ips", "priority", "gw_priority", "interface_name", "driver_opts"), "it has no effect"))
         entry.done_but("x-")
-        if alone and name in known:
+        if name in known:
             found.append(f"{known[name]}:{','.join(settings)}" if settings else known[name])
     if not found:
         table.note("networks", _TOGETHER)

@@ -207,12 +207,14 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     """A job of an array with the variables that say its rank, its port and the cluster: it is the only one there, and its port is in its
     own network. Those that start together get theirs from the daemon."""
     from dockless.sched.jobs import JobOptions
-    from dockless.sched.roles import FIRST_PORT, environment
+    from dockless.sched.roles import FIRST_PORT, LOOPBACK, environment
 
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai=_OF_OPENPAI in own)
+    found = environment(
+        [JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, [LOOPBACK], [LOOPBACK], openpai=_OF_OPENPAI in own
+    )  # fmt: skip
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
