@@ -212,9 +212,7 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment(
-        [JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, [LOOPBACK], [LOOPBACK], openpai=_OF_OPENPAI in own
-    )  # fmt: skip
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, [LOOPBACK], [LOOPBACK], openpai=_OF_OPENPAI in own)
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 

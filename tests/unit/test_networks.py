@@ -75,7 +75,9 @@ def test_networks_of_a_sandbox(value, network, endpoints):
     assert (made.network, made.endpoints) == (network, endpoints)
 
 
-@pytest.mark.parametrize("value", [["host", "a"], ["a", "none"], ["container:x", "a"], ["a", "a"], "container:", "container:../x", "-a", "a/b"])
+@pytest.mark.parametrize(
+    "value", [["host", "a"], ["a", "none"], ["container:x", "a"], ["a", "a"], "container:", "container:../x", "-a", "a/b"]
+)
 def test_networks_that_do_not_go_together(value):
     with pytest.raises(BadInput) as caught:
         make_spec("img", network=value)
@@ -292,8 +294,12 @@ def test_options_mean_the_same_as_keywords(verb, line, same):
 @pytest.mark.parametrize(
     "line",
     [
-        "--ip 10.0.0.5", "--network a --network b --ip 10.0.0.5", "--network host --ip6 fd00::5", "--network container:a --mac-address x",
-        "--network none --network-alias a", "--allow-host --deny-host --network bridge",
+        "--ip 10.0.0.5",
+        "--network a --network b --ip 10.0.0.5",
+        "--network host --ip6 fd00::5",
+        "--network container:a --mac-address x",
+        "--network none --network-alias a",
+        "--allow-host --deny-host --network bridge",
     ],
 )
 def test_options_of_a_network_that_is_not_named(line):

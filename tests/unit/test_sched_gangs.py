@@ -80,30 +80,31 @@ def test_what_each_is_told():
         JobOptions(role="worker", role_index=0, ports=(20004,)),
         JobOptions(role="worker", role_index=1, ports=(20005,)),
     ]
-    found = roles.environment(members, 2, openpai=True)
+    own, places = ["ps-0", "worker-0", "worker-1"], ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    found = roles.environment(members, 2, own, places, openpai=True)
     assert json.loads(found.pop("TF_CONFIG")) == {
-        "cluster": {"ps": ["127.0.0.1:20000"], "worker": ["127.0.0.1:20004", "127.0.0.1:20005"]},
+        "cluster": {"ps": ["ps-0:20000"], "worker": ["worker-0:20004", "worker-1:20005"]},
         "task": {"type": "worker", "index": 1},
     }
     assert found == {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3",
+        "MASTER_ADDR": "ps-0", "MASTER_PORT": "20000", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3",
         "DOCKLESS_ROLE": "worker", "DOCKLESS_ROLE_INDEX": "1", "DOCKLESS_PORT": "20005",
         "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
-        "PAI_HOST_IP_ps_0": "127.0.0.1", "PAI_HOST_IP_worker_0": "127.0.0.1", "PAI_HOST_IP_worker_1": "127.0.0.1",
+        "PAI_HOST_IP_ps_0": "10.0.0.2", "PAI_HOST_IP_worker_0": "10.0.0.3", "PAI_HOST_IP_worker_1": "10.0.0.4",
         "PAI_PORT_LIST_ps_0_http": "20001,20002", "PAI_PORT_LIST_ps_0_ssh": "20003",
-        "PAI_TASK_ROLE_ps_HOST_LIST": "127.0.0.1:20001", "PAI_TASK_ROLE_worker_HOST_LIST": "127.0.0.1:20004,127.0.0.1:20005",
-        "PAI_CONTAINER_HOST_IP": "127.0.0.1", "PAI_CONTAINER_HOST_PORT_LIST": "",
+        "PAI_TASK_ROLE_ps_HOST_LIST": "10.0.0.2:20001", "PAI_TASK_ROLE_worker_HOST_LIST": "10.0.0.3:20004,10.0.0.4:20005",
+        "PAI_CONTAINER_HOST_IP": "10.0.0.4", "PAI_CONTAINER_HOST_PORT_LIST": "",
     }  # fmt: skip
-    first = roles.environment(members, 0, openpai=True)
+    first = roles.environment(members, 0, own, places, openpai=True)
     assert first["PAI_CONTAINER_HOST_http_PORT_LIST"] == "20001,20002"
     assert first["PAI_CONTAINER_HOST_PORT_LIST"] == "http:20001,20002;ssh:20003;"
-    assert not any(name.startswith("PAI") for name in roles.environment(members, 0, openpai=False))
+    assert not any(name.startswith("PAI") for name in roles.environment(members, 0, own, places, openpai=False))
 
 
 def test_an_evaluator_is_no_part_of_the_cluster():
     """It is told of it. TensorFlow's TF_CONFIG."""
     members = [JobOptions(role=role, role_index=0, ports=(20000 + at,)) for at, role in enumerate(("chief", "evaluator"))]
-    found = json.loads(roles.environment(members, 1, openpai=False)["TF_CONFIG"])
+    found = json.loads(roles.environment(members, 1, [roles.LOOPBACK] * 2, [roles.LOOPBACK] * 2, openpai=False)["TF_CONFIG"])
     assert found == {"cluster": {"chief": ["127.0.0.1:20000"]}, "task": {"type": "evaluator", "index": 0}}
 
 

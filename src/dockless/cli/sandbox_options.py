@@ -418,7 +418,9 @@ LIMITS = (
     Option("best_effort", "--best-effort", "", "go on without a limit that cannot be enforced, and say so"),
 )
 ISOLATION = (
-    Option("profile", "--profile", "", "untrusted: no capabilities, no network unless named, read-only", ("default", "untrusted", "privileged")),
+    Option(
+        "profile", "--profile", "", "untrusted: no capabilities, no network unless named, read-only", ("default", "untrusted", "privileged")
+    ),
     Option(
         "devices",
         "--device",
