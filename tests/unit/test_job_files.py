@@ -300,6 +300,50 @@ configs: {c: {file: ./c.txt}, unused: {external: true}}
             read_text(kept.replace("pid: private", wrong), "a.yaml")
 
 
+COMPOSE_NETWORKS = [
+    ("ports: ['8080:80', '127.0.0.1:53:53/udp', 9090, 9091]", {"network": "bridge", "publish": ["8080:80", "127.0.0.1:53:53/udp"]},
+     ["'9090' is not published", "'9091' is not published"]),
+    ("ports: [{target: 80, published: '8080', host_ip: '::1', protocol: udp, mode: host, name: web}]",
+     {"network": "bridge", "publish": ["[::1]:8080:80/udp"]}, ["there is one host"]),
+    ("ports: [{target: 80}]", {}, ["'80/tcp' is not published"]),
+    ("ports: ['80:80']\n    network_mode: host", {"network": "host"}, ["listens on the host itself"]),
+    ("ports: ['80:80']\n    scale: 2", {}, ["several instances"]),
+    ("network_mode: bridge", {"network": "bridge"}, []),
+    ("network_mode: none\n    dns: 10.0.0.1", {"network": "none"}, ["each is found by its name"]),
+    ("network_mode: bridge\n    dns: 10.0.0.1\n    dns_search: [a, b]\n    dns_opt: ['ndots:2']\n    extra_hosts: ['up:host-gateway']",
+     {"network": "bridge", "dns": ["10.0.0.1"], "dns_search": ["a", "b"], "dns_options": ["ndots:2"], "add_hosts": ["up:host-gateway"]}, []),
+    ("networks: [outer]", {"network": "lab"}, []),
+    ("networks: {outer: {aliases: [db, sql], ipv4_address: 10.1.0.5}, inner: }\n    ports: ['80:80']",
+     {"network": "lab:ip=10.1.0.5,alias=db,alias=sql", "publish": ["80:80"]}, []),
+    ("networks: [inner]\n    expose: [80]\n    mac_address: '02:42:0a:01:00:05'", {},
+     ["each is found by its name", "reach each other's ports", "an address of its own"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "options", "notes"), COMPOSE_NETWORKS)
+def test_networks_of_compose(said, options, notes):
+    text = f"""services:
+  a:
+    image: x
+    {said}
+networks: {{outer: {{external: true, name: lab}}}}
+"""
+    file = read_text(text, "a.yaml")
+    assert file.roles[0].options == options
+    told = " ".join(file.notes)
+    assert len(file.notes) == len(notes) and all(note in told for note in notes), file.notes
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("network_mode: 'service:b'", "network_mode is 'service:b'"), ("ports: [true]", "ports.0. is true, not a port"),
+     ("ports: [{published: 80}]", "target is missing"), ("ports: [1.5]", "not a port")],
+)  # fmt: skip
+def test_networks_of_compose_that_cannot_be(said, why):
+    with pytest.raises(BadInput, match=why):
+        read_text(f"services:\n  a:\n    image: x\n    {said}\n", "a.yaml")
+
+
 @pytest.mark.parametrize(
     ("said", "size"), [("4", "4G"), ("256Gi", "256G"), ("10G", "10G"), ("512Mi", "512M"), ("1.5", "1.5G"), ("64 GB", "")]
 )

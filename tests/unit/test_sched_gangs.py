@@ -17,6 +17,7 @@ from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.run.process import Exit
+from dockless.sandbox.network.model import Endpoint
 from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
 from dockless.sched.callers import Caller
@@ -171,6 +172,8 @@ async def ended(running, numbers):
         ([plain(gpus="device=0"), plain(gpus="device=0")], "two of the jobs that start together want GPU"),
         ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
         ([plain(), plain(spec=Spec(("true",), namespaces=Namespaces(pid="host")))], "host's processes cannot share a network"),
+        ([plain(), plain(spec=Spec(("true",), network="container:web"))], "not another sandbox's"),
+        ([plain(), plain(spec=Spec(("true",), network="private", endpoints=(Endpoint(),)))], "some jobs .* have the host's network"),
         ([plain()] * 257, "257 jobs cannot start together"),
         ([plain(), plain("")], "a job that starts together with others needs a role"),
         ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),

@@ -19,6 +19,7 @@ from dockless.sched.parsing import NONE_QUEUED, place_in_list
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
+    from dockless.sandbox.spec import Spec
     from dockless.sched.engine.engine import Engine
 
 JOBS_A_TURN = 50
@@ -89,6 +90,7 @@ async def of_list(
 
 async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
     new: list[NewJob] = []
+    known: list[Spec] = []
     for index, plain in enumerate(specs):
         if index % JOBS_A_TURN == JOBS_A_TURN - 1:
             await turn()
@@ -96,11 +98,13 @@ async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Call
             asked = read(JobSpec, plain, "job")
             if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
+                known.append(asked.spec)
             new.append(engine.admission.admit(caller, asked))
         except DocklessError as error:
             if len(specs) > 1:
                 error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
             raise
+    gang_admission.check_networks(known)
     new = gang_admission.as_gang(engine, caller, new)
     never = await refused(engine, caller, {name for job in new for name in job.options.after}, turn)
     for refusal in never.values():
