@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 
 from dockless.base.records import plain
-from dockless.base.typing import Any
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration
 from dockless.cli.output import out, print_json, raw
 from dockless.sandbox.plan.explain import ExplainedStep, rows, text
 from dockless.sandbox.plan.wording import IMPOSSIBLE
+
+if TYPE_CHECKING:
+    from dockless.sandbox.network.explained import Step
+    from dockless.sandbox.run.prepared import Prepared
 
 
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
@@ -32,15 +36,23 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
     notes = besides(ready)
+    networks = _networks(ready)
     if as_script:
         from dockless.sandbox.script import script
 
-        raw(os.fsencode(script(ready.resolved, ready.plan, notes)))
+        raw(os.fsencode(script(ready.resolved, ready.plan, [*notes, *(f"{one.words}  {one.command}".rstrip() for one in networks)])))
         return 0
     table = rows(ready.plan)
     if as_json:
         print_json(
-            {"image": image, "limits": plain(list(spec.limits.writes())), "besides": notes, "gpus": plain(gpus), "operations": plain(table)}
+            {
+                "image": image,
+                "limits": plain(list(spec.limits.writes())),
+                "besides": notes,
+                "networks": plain(networks),
+                "gpus": plain(gpus),
+                "operations": plain(table),
+            }
         )
         return 0
     for gpu in gpus:
@@ -50,8 +62,21 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         for note in notes:
             out(f"      {IMPOSSIBLE}{note}")
         out("")
+    if networks:
+        out("networks, before the plan:")
+        for step in networks:
+            out(f"      {step.words}", *([f"        $ {step.command}"] if step.command else []))
+        out("")
     out(*text(table).split("\n"))
     return 0
+
+
+def _networks(ready: Prepared) -> list[Step]:
+    if not ready.resolved.shared_network:
+        return []
+    from dockless.sandbox.network.explained import steps
+
+    return steps(ready.resolved.spec)
 
 
 def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: bool) -> int:
