@@ -44,6 +44,25 @@ def write_all(host: Host, done: list[Request]) -> None:
     done += requests
 
 
+def sweep() -> list[str]:
+    """Forget the leases of the dead, and put right what somebody else did to the table or to a bridge that is in use. What was done, as
+    names. ``NetworkError``, ``Unwritable``"""
+    if not records.every():
+        return []
+    host = Host()
+    with records.lock(shared=False):
+        networks = records.every()
+        dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        with host.netlink(netlink.NETFILTER) as asking:
+            if not dead and table.is_intact(asking, records.table_name(), networks):
+                return []
+            living = [lease for network in networks for lease in leases.living(host, network.name)]
+            if not dead and not living:
+                return []  # nobody has used them since the host was booted
+            nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
+    return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
+
+
 def remove(name: str) -> None:
     """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
     host = Host()

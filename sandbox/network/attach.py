@@ -97,7 +97,7 @@ class Inside:
     route: socket.socket
 
 
-def _connect(wanted: Wanted, inside: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
     host = Host()
     networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
     sysctls.need_forwarding(networks)
@@ -113,13 +113,14 @@ def _connect(wanted: Wanted, inside: Inside, known: Sequence[Lease], done: list[
                 making.callback(os.close, found.fd)
                 undo.callback(leases.release, found.lease)
                 taken.append(found)
-            _wire(networks, taken, inside, host, asking, done)
-            _configure(networks, taken, inside, routed, done)
+            made = tuple(one.lease for one in taken)
+            _wire(networks, made, into, host, asking, done)
+            _configure(networks, made, into, routed, done)
             whole = admission.admit(host, networks, taken, done)
         if not whole:
             admission.write_all(host, done)
         undo.pop_all()
-    return tuple(one.lease for one in taken)
+    return made
 
 
 def _socket_in(network: int, user: int) -> socket.socket:
@@ -163,44 +164,54 @@ def _published(wanted: Wanted, network: Network, serial: int) -> int:
 
 def _wire(
     networks: Sequence[Network],
-    taken: Sequence[Taken],
-    namespace: Inside,
+    made: Sequence[Lease],
+    inside: Inside,
     host: Host,
     asking: socket.socket,
     done: list[Request],
 ) -> None:
-    pairs, stations = [], []
-    for network, one in zip(networks, taken, strict=True):
-        bridge = bridges.ensure(network, host, asking, done)
-        inside, lease = f"eth{one.lease.serial}", one.lease
-        pairs.append(rtnetlink.new_veth(lease.link, bridge, namespace.fd, inside, lease.mac, network.mtu, bridge_name=network.bridge))
-    _carry_out(asking, pairs, done)
-    for network, one in zip(networks, taken, strict=True):
-        index = index_of(asking, one.lease.link)
-        stations += bridges.port(one.lease.link, index, network, one.lease.mac)
-        if one.lease.egress is not None and one.lease.egress.rate:
-            stations.append(rtnetlink.limit_rate(one.lease.link, index, one.lease.egress.rate))
-        if one.lease.ports:
+    indices = [bridges.ensure(network, host, asking, done) for network in networks]
+    _carry_out(
+        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)], done
+    )
+    for network, lease in zip(networks, made, strict=True):
+        _carry_out(asking, outside(network, lease, index_of(asking, lease.link)), done)
+        if lease.ports:
             sysctls.lead_from_loopback(network.bridge)
-    _carry_out(asking, stations, done)
 
 
-def _configure(networks: Sequence[Network], taken: Sequence[Taken], namespace: Inside, routed: set[int], done: list[Request]) -> None:
+def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request]) -> None:
     """``routed``: the kinds of addresses for which there is a way out already."""
-    requests: list[Request] = []
-    for network, one in zip(networks, taken, strict=True):
-        inside = f"eth{one.lease.serial}"
-        index = index_of(namespace.route, inside)
-        for address, subnet in zip(one.lease.addresses, map(ip_network, network.subnets), strict=True):
-            requests.append(rtnetlink.add_address(inside, index, ip_interface(f"{address}/{subnet.prefixlen}")))
-        requests.append(rtnetlink.set_up(inside, index))
-        if one.lease.egress is not None and one.lease.egress.rate:
-            requests.append(rtnetlink.limit_rate(inside, index, one.lease.egress.rate))
-        for gateway, subnet in zip(network.gateways, map(ip_network, network.subnets), strict=True):
-            if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
-                requests.append(rtnetlink.add_default_route(gateway, inside, index))
-                routed.add(subnet.version)
-    _carry_out(namespace.route, requests, done)
+    for network, lease in zip(networks, made, strict=True):
+        _carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed), done)
+
+
+def pair(network: Network, lease: Lease, bridge: int, namespace: int) -> Request:
+    """The two links of a lease. ``bridge``: the number of the network's; ``namespace``: a descriptor of the sandbox's."""
+    return rtnetlink.new_veth(lease.link, bridge, namespace, lease.inside, lease.mac, network.mtu, bridge_name=network.bridge)
+
+
+def outside(network: Network, lease: Lease, index: int) -> list[Request]:
+    """What its link on the host needs, which has this number."""
+    limited = [rtnetlink.limit_rate(lease.link, index, lease.egress.rate)] if lease.egress is not None and lease.egress.rate else []
+    return bridges.port(lease.link, index, network, lease.mac) + limited
+
+
+def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list[Request]:
+    """The same inside. ``routed``: the kinds of addresses for which there is a way out; gets those of this network."""
+    name, subnets = lease.inside, [ip_network(subnet) for subnet in network.subnets]
+    requests = [
+        rtnetlink.add_address(name, index, ip_interface(f"{address}/{subnet.prefixlen}"))
+        for address, subnet in zip(lease.addresses, subnets, strict=True)
+    ]
+    requests.append(rtnetlink.set_up(name, index))
+    if lease.egress is not None and lease.egress.rate:
+        requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
+    for gateway, subnet in zip(network.gateways, subnets, strict=True):
+        if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
+            requests.append(rtnetlink.add_default_route(gateway, name, index))
+            routed.add(subnet.version)
+    return requests
 
 
 def _carry_out(asking: socket.socket, requests: list[Request], done: list[Request]) -> None:

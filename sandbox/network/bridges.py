@@ -20,18 +20,25 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
     index = index_of(asking, network.bridge)
     if index:
         return index
-    netlink.carry_out(asking, _noted(done, [rtnetlink.new_bridge(network.bridge, _mac(network), network.mtu)]), known=_THERE)
+    new = making(network, 0)[0]
+    netlink.carry_out(asking, [new], known=_THERE)
     index = index_of(asking, network.bridge)
     if not index:
         raise NetworkError(f"the bridge {network.bridge} of network {network.name} is gone again", subject=network.name, hint="try again")
-    own = [
-        ip_interface(f"{gateway}/{ip_network(subnet).prefixlen}") for gateway, subnet in zip(network.gateways, network.subnets, strict=True)
-    ]
-    requests = [rtnetlink.add_address(network.bridge, index, address) for address in own]
     sysctls.refuse_routers(network.bridge)
-    netlink.carry_out(asking, _noted(done, [*requests, rtnetlink.set_up(network.bridge, index)]))
+    rest = making(network, index)[1:]
+    netlink.carry_out(asking, rest)
+    done += [new, *rest]
     _put_back(network, index, host, asking)
     return index
+
+
+def making(network: Network, index: int) -> list[Request]:
+    """How it is made: the link, its addresses, up. ``index``: its number, for all but the first."""
+    own = [f"{gateway}/{ip_network(subnet).prefixlen}" for gateway, subnet in zip(network.gateways, network.subnets, strict=True)]
+    addresses = [rtnetlink.add_address(network.bridge, index, ip_interface(text)) for text in own]
+    link = rtnetlink.new_bridge(network.bridge, _mac(network), network.mtu)
+    return [link, *addresses, rtnetlink.set_up(network.bridge, index)]
 
 
 def remove(network: Network, asking: socket.socket) -> None:
@@ -61,8 +68,3 @@ def port(link: str, index: int, network: Network, mac: str) -> list[Request]:
 def _mac(network: Network) -> str:
     """One that follows from its own address, so that it stays when a port comes or goes."""
     return "02:" + ":".join(f"{byte:02x}" for byte in (b"\0" + ip_address(network.gateways[0]).packed)[-5:])
-
-
-def _noted(done: list[Request], requests: list[Request]) -> list[Request]:
-    done += requests
-    return requests

@@ -84,8 +84,8 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
     _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
     with paths.writing("the lease of an address", place(network.name)):
         for offset in _candidates(network, asked.get(first.version)):
-            addresses = tuple(asked.get(subnet.version) or _at(subnet, offset, subnet is first) for subnet in subnets)
-            lease = make(tuple(map(str, addresses)), endpoint.mac or _mac(addresses[0]))
+            addresses = tuple(asked.get(subnet.version) or at(subnet, offset, subnet is first) for subnet in subnets)
+            lease = make(tuple(map(str, addresses)), endpoint.mac or mac_of(addresses[0]))
             taken = _take_one(lease, host)
             if taken is not None:
                 if not endpoint.addresses:
@@ -97,7 +97,7 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
     raise AddressTaken(f"network {network.name} has no free address in {first}", subject=network.name, hint=hint)
 
 
-def _at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Address:
+def at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Address:
     """The address of that place in the first subnet, and its like in the second, where it lies apart from those that can be asked for."""
     return subnet[offset] if is_first else subnet[offset + _CHOSEN]
 
@@ -139,6 +139,13 @@ def sweep(host: Host, network: str) -> list[Lease]:
 
 def _path(lease: Lease) -> Path:
     return place(lease.network) / lease.addresses[0]
+
+
+def next_free(network: Network) -> int:
+    """The place in its first subnet of an address that nobody has now."""
+    taken = {lease.addresses[0] for lease in read(network.name)}
+    first = ip_network(network.subnets[0])
+    return next((offset for offset in _candidates(network, None) if str(first[offset]) not in taken), 2)
 
 
 def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
@@ -186,7 +193,7 @@ def _remember(network: Network, offset: int) -> None:
         os.close(fd)
 
 
-def _mac(address: Address) -> str:
+def mac_of(address: Address) -> str:
     """One that nobody made, which follows from the address: who keeps addresses by MAC is not surprised. IEEE 802, locally administered"""
     return "02:" + ":".join(f"{byte:02x}" for byte in (b"\0" + address.packed)[-5:])
 

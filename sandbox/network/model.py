@@ -137,6 +137,11 @@ class Lease:
     def __post_init__(self) -> None:
         check_record(self)
 
+    @property
+    def inside(self) -> str:
+        """The name of its link in the sandbox."""
+        return f"eth{self.serial}"
+
 
 def is_name(text: str) -> bool:
     """Whether a rule's ``to`` is a name and not an address or a network."""

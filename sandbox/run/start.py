@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
     from dockless.sandbox.network.model import Lease
+    from dockless.sandbox.network.preview import Steps
     from dockless.sandbox.run.joining import JoinedNetwork
 
 
@@ -295,3 +296,13 @@ def besides(ready: Prepared) -> list[str]:
         every, command = format_duration(resolved.health.interval), " ".join(resolved.health.argv)
         said.append(f"run {command!r} inside every {every} to see whether it is healthy")
     return said
+
+
+def network_steps(ready: Prepared) -> Steps:
+    """What is asked of the kernel for its networks before its keeper begins."""
+    spec = ready.resolved.spec
+    if not spec.endpoints or os.geteuid() != 0:
+        return ()
+    from dockless.sandbox.network.preview import preview
+
+    return preview(spec)

@@ -6,15 +6,11 @@ from __future__ import annotations
 import os
 
 from dockless.base.records import plain
-from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.typing import Any
 from dockless.base.units import format_duration
 from dockless.cli.output import out, print_json, raw
 from dockless.sandbox.plan.explain import ExplainedStep, rows, text
 from dockless.sandbox.plan.wording import IMPOSSIBLE
-
-if TYPE_CHECKING:
-    from dockless.sandbox.network.explained import Step
-    from dockless.sandbox.run.prepared import Prepared
 
 
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
@@ -22,7 +18,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         return _measured(image, command, wanted, as_json)
     from dockless._options import gpus_wanted, make_spec
     from dockless.base.dataclass import replace
-    from dockless.sandbox.run.start import besides, explain
+    from dockless.sandbox.run.start import besides, explain, network_steps
 
     spec = make_spec(image, command, **wanted)
     asked = gpus_wanted(wanted)
@@ -35,12 +31,11 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         with leases.lease(asked) as lease:
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
-    notes = besides(ready)
-    networks = _networks(ready)
+    notes, networks = besides(ready), network_steps(ready)
     if as_script:
         from dockless.sandbox.script import script
 
-        raw(os.fsencode(script(ready.resolved, ready.plan, [*notes, *(f"{one.words}  {one.command}".rstrip() for one in networks)])))
+        raw(os.fsencode(script(ready.resolved, ready.plan, [*(f"{what}: {'; '.join(done)}" for what, done in networks), *notes])))
         return 0
     table = rows(ready.plan)
     if as_json:
@@ -49,8 +44,8 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
                 "image": image,
                 "limits": plain(list(spec.limits.writes())),
                 "besides": notes,
-                "networks": plain(networks),
                 "gpus": plain(gpus),
+                "networks": [{"what": what, "commands": list(done)} for what, done in networks],
                 "operations": plain(table),
             }
         )
@@ -63,20 +58,12 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
             out(f"      {IMPOSSIBLE}{note}")
         out("")
     if networks:
-        out("networks, before the plan:")
-        for step in networks:
-            out(f"      {step.words}", *([f"        $ {step.command}"] if step.command else []))
+        out("networks, before the keeper:")
+        for what, done in networks:
+            out(f"      {what}", *(f"        $ {command}" for command in done))
         out("")
     out(*text(table).split("\n"))
     return 0
-
-
-def _networks(ready: Prepared) -> list[Step]:
-    if not ready.resolved.shared_network:
-        return []
-    from dockless.sandbox.network.explained import steps
-
-    return steps(ready.resolved.spec)
 
 
 def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: bool) -> int:
