@@ -6,8 +6,6 @@
         lock                    shared: somebody takes or gives an address; exclusive: writes the whole table, makes or removes a network
         bridge/                 one directory for each network
             network.json        a Network
-            next                the address that is tried first
-            leases/             see leases.py
 
 A record is all that a network is: its bridge is made at its first use, and again when somebody removed it or the host was booted.
 """
@@ -132,7 +130,7 @@ def create(
         with paths.writing("the record of a network", home() / name):
             new = home() / f".{name}"
             shutil.rmtree(new, ignore_errors=True)
-            (new / "leases").mkdir(0o700, parents=True)
+            new.mkdir(0o700)
             write_atomic(new / _RECORD, dumps(records.plain(network)).encode())
             new.rename(home() / name)
     return network
@@ -143,6 +141,7 @@ def forget(name: str) -> None:
     with paths.writing("the record of a network", home() / name):
         (home() / name).rename(home() / f".{name}")
         shutil.rmtree(home() / f".{name}")
+        shutil.rmtree(paths.runtime() / "networks" / name, ignore_errors=True)
 
 
 def _bridge_name(name: str) -> str:
