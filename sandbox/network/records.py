@@ -56,10 +56,10 @@ def table_name() -> str:
 
 
 def find(name: str) -> Network:
-    """``UnknownNetwork``, ``NetworkError`` for a record that cannot be read."""
+    """``UnknownNetwork``, ``BadInput`` for what cannot be a name, ``NetworkError`` for a record that cannot be read."""
+    check_id(name, "network name")
     place = home() / name / _RECORD
     try:
-        check_id(name, "network")
         return records.read(Network, loads(place.read_bytes()), "network")
     except (FileNotFoundError, NotADirectoryError):
         raise UnknownNetwork(f"there is no network {name}", subject=name, hint="dockless network ls lists them") from None
@@ -113,7 +113,7 @@ def create(
 ) -> Network:
     """Write one down. ``subnets``: as in ``Network``, chosen where there are none; ``gateways``: the first address of each where there are
     none. ``BadInput``: the name is taken, or a subnet is no subnet or in use on this host."""
-    check_id(name, "network")
+    check_id(name, "network name")
     if name in NOT_NAMES:
         raise BadInput(f"a network cannot be called {name}: the word means something else", subject=name, hint="choose another name")
     if not _MTU[0] <= mtu <= _MTU[1]:
