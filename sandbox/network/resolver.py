@@ -32,7 +32,7 @@ from dockless.errors import NetworkError
 from dockless.native import start_apart
 from dockless.sandbox.network import netlink
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import DEFAULT, Lease, Network
+from dockless.sandbox.network.model import Lease, Network
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.name_server import Allow
@@ -46,14 +46,10 @@ _PID_SIZE = 16
 _CODE = "import sys; sys.path += sys.argv[2:]\nfrom dockless.sandbox.network.resolver import main\nmain(sys.argv[1])"
 
 
-def needed(network: Network, lease: Lease) -> bool:
-    """Whether a sandbox on a network needs its resolver: it has a name there, or may reach others by theirs alone."""
-    return network.name != DEFAULT or (lease.egress is not None and bool(lease.egress.names))
-
-
 def ensure(network: Network, directory: Path, host: Host, table: str) -> None:
-    """The network has a resolver from now on. Its leases are in ``directory``, its gateways on a link of ``host``; its rules by name go to
-    the table of that name. Who calls has written the lease, and does not wait for the process. Errors: ``NetworkError``, ``Unwritable``."""
+    """The network has a resolver from now on. Its leases are below ``directory``, its gateways on a link of ``host``; its rules by name go
+    to the table of that name. Who calls has written the lease, and does not wait for the process. Errors: ``NetworkError``,
+    ``Unwritable``."""
     with contextlib.ExitStack() as opened:
         with paths.writing("the lock of a resolver", directory):
             lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
