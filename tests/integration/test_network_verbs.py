@@ -7,7 +7,7 @@ import asyncio
 import json
 
 import pytest
-from support.own_network import own_network
+from support.networks import own_network
 from support.requires import requires
 
 import dockless
@@ -185,7 +185,7 @@ def test_a_start_that_cannot_have_what_it_asks_for_leaves_nothing():
 
 
 def test_a_host_that_sends_nothing_on():
-    with own_network(forwards=False):
+    with own_network(forward=False):
         networks.create("out", subnets="10.20.0.0/24")
         networks.create("within", subnets="10.30.0.0/24", internal=True)
         with pytest.raises(NetworkError, match="ip_forward is 0") as caught:
