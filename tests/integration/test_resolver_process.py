@@ -20,7 +20,7 @@ from support.requires import requires
 from dockless.base.pidfds import hold
 from dockless.base.waits import readable
 from dockless.errors import NetworkError, Unwritable
-from dockless.sandbox.network import resolver
+from dockless.sandbox.network import nameservers, resolver
 from dockless.sandbox.network.model import Egress, Lease, Network, Rule
 
 pytestmark = requires("root", "netns")
@@ -214,11 +214,11 @@ def test_garbage_from_all_sides_does_not_end_it(net):
     assert not (net.directory / resolver.LOG).read_text()
 
 
-def test_who_needs_it():
-    def lease(*allow: str) -> Lease:
-        egress = Egress(allow=tuple(map(Rule, allow))) if allow else Egress()
-        return Lease("web", ("10.77.0.5",), "", "lo", "/", 1, egress=egress)
-
-    web, default = (Network(name, ("10.77.0.0/16",), ("10.77.0.1",), "lo") for name in ("web", "bridge"))
-    assert resolver.needed(web, lease()) and not resolver.needed(default, lease())
-    assert resolver.needed(default, lease("a.example")) and not resolver.needed(default, lease("10.0.0.0/8"))
+@pytest.mark.parametrize("reachable", [("10.0.0.53",), ()])
+def test_who_needs_it(monkeypatch, reachable):
+    """``reachable``: nameservers of the host that a sandbox reaches."""
+    monkeypatch.setattr(nameservers, "reachable", lambda: list(reachable))
+    web, default = (Network(name, ("10.77.0.0/16",), ("10.77.0.1",), "lo", named=name == "web") for name in ("web", "bridge"))
+    by_name, by_address = (Egress(allow=(Rule(to),)) for to in ("a.example", "10.0.0.0/8"))
+    assert nameservers.has_resolver(web, None) and nameservers.has_resolver(default, by_name)
+    assert nameservers.has_resolver(default, by_address) is nameservers.has_resolver(default, None) is (not reachable)
