@@ -9,6 +9,7 @@ What a dead one left is taken over by the next who wants the address, or swept. 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
+from dockless.sandbox.network import netlink, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -83,6 +85,8 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
     asked = _asked(network, endpoint)
     subnets = [ip_network(text) for text in network.subnets]
     first = subnets[0]
+    if endpoint.addresses:
+        _end_earlier(network, make((), "").inode, host)
     _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
     paths.make(place(network.name))
     with paths.writing("the lease of an address", place(network.name)):
@@ -98,6 +102,15 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
         raise AddressTaken(f"address {endpoint.addresses[0]} is taken on network {network.name}", subject="ip", hint="choose another")
     hint = f"dockless network inspect {network.name} shows who has them; make one with a larger subnet"
     raise AddressTaken(f"network {network.name} has no free address in {first}", subject=network.name, hint=hint)
+
+
+def _end_earlier(network: Network, inode: int, host: Host) -> None:
+    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. It has ended: who starts it again holds
+    its lock."""
+    for lease in read(network.name):
+        if lease.inode == inode and host.index_of(lease.link):
+            with host.netlink(netlink.ROUTE) as asking:
+                netlink.carry_out(asking, [rtnetlink.delete_link(lease.link)], known=(errno.ENODEV,))
 
 
 def at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Address:
