@@ -31,7 +31,6 @@ def start(**options):
     return dockless.start(["sleep", "60"], **options)
 
 
-
 @pytest.fixture
 def say(capfd):
     def run(*words):
@@ -53,7 +52,8 @@ def test_a_network_from_its_making_to_its_end(say):
     assert say("network", "ls", "-q", "--filter", "label=team=a") == (0, "lab\n", "")
     assert say("network", "ls", "--filter", "name=i", "--format", "{{.Name}} {{.Internal}}")[1] == "six true\n"
     table = say("network", "ls")[1].splitlines()
-    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"] and table[2].split() == ["six", "fd00:20::/64", "internal", "isolated"]
+    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"]
+    assert table[2].split() == ["six", "fd00:20::/64", "internal", "isolated"]
     found = json.loads(say("network", "inspect", "lab", "--json")[1])
     assert found[0]["name"] == "lab" and found[0]["labels"] == {"team": "a"}
     box = start(id="web", network="lab")
