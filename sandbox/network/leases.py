@@ -1,9 +1,9 @@
 """Addresses: a file each, which lasts as long as its sandbox does.
 
-A lease is made by making the file ``<runtime>/networks/<network>/<address>``, which one alone can do. It lives as long as its link, whose name was
-never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until there is a link,
-whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing can be held by who is dead. What
-a dead one left is taken over by the next who wants the address, or swept. flock(2)
+A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link, whose
+name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until there is
+a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is dead.
+What a dead one left is taken over by the next who wants the address, or swept. flock(2)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Taken:
 
 def place(network: str) -> Path:
     """The directory of its leases, which a reboot may lose: whoever had them is gone."""
-    return paths.runtime() / "networks" / network
+    return networks.running(network) / "leases"
 
 
 def read(network: str) -> list[Lease]:
@@ -55,7 +55,7 @@ def read(network: str) -> list[Lease]:
         names = os.listdir(place(network))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [lease for name in names if name != _NEXT and (lease := _parsed(place(network) / name)) is not None]
+    found = [lease for name in names if (lease := _parsed(place(network) / name)) is not None]
     return sorted(found, key=lambda lease: ip_address(lease.addresses[0]).packed)
 
 
@@ -191,7 +191,7 @@ def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
     gateway = int(ip_address(network.gateways[0])) - int(subnet.network_address)
     count = min(subnet.num_addresses - 2, 65533)
     try:
-        first = int((place(network.name) / _NEXT).read_bytes())
+        first = int((networks.running(network.name) / _NEXT).read_bytes())
     except (OSError, ValueError):
         first = 2
     for step in range(count):
@@ -202,7 +202,7 @@ def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
 
 def _remember(network: Network, offset: int) -> None:
     """Where the next one begins; lost at a crash, it begins again."""
-    fd = os.open(place(network.name) / _NEXT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(networks.running(network.name) / _NEXT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, b"%10d" % (offset + 1))  # over what is there: a file system is slow with files that it truncates
     finally:

@@ -28,6 +28,7 @@ from dockless.sandbox.plan.plan import Op, Plan, encode, in_memory
 from dockless.sandbox.resolve import command_of
 from dockless.sandbox.run import listening
 from dockless.sandbox.run.foreground import ForegroundSandbox
+from dockless.sandbox.run.joining import join, leave_at_end
 from dockless.sandbox.run.prepared import Prepared, waiting, with_program
 from dockless.sandbox.run.start import StartInputs, find_image, held_open, pins, prepare
 from dockless.sandbox.spec import Spec
@@ -67,10 +68,13 @@ class WaitingSandbox(ForegroundSandbox):
                 self._owner, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
                 self._stack.enter_context(self._owner)
                 opened.enter_context(theirs)
-                slots = {0: null, 1: null, 2: null, plan.owner: theirs.fileno()} | place.slots | held_open(pin, opened)
-                slots |= plan.slots(self._cgroup, opened)
+                own = join(plan, place.directory, None, opened)
+                held = (*pin, *own.held) if own is not None else pin
+                slots = {0: null, 1: null, 2: null, plan.owner: theirs.fileno()} | place.slots | held_open(held, opened)
+                slots |= plan.slots(self._cgroup, opened, own)
                 self._process = prepare(StartInputs(place, plan, slots, self._cgroup), f"dockless {self.id}", cgroup=self._group_name)
             self._stack.callback(self._process.close)
+            leave_at_end(self._stack, own)
         except BaseException:
             self._stack.close()
             raise
@@ -128,12 +132,15 @@ def _give_away(ready: Prepared, stdio: Sequence[int]) -> None:
 class Pool:
     """``size`` sandboxes of one spec that wait. Its image stays what it was when the pool was made. ``expire``: seconds after which one
     that nobody has taken ends, 0 for never. Safe to use from several threads. Entering fills it; leaving ends all that wait, and none that
-    was taken. ``Unsupported`` for a spec with GPUs."""
+    was taken. ``Unsupported`` for a spec with GPUs, published ports or addresses that it names."""
 
     def __init__(self, spec: Spec, *, size: int, expire: float = 0.0, labels: Mapping[str, str] | None = None) -> None:
         if spec.gpus or spec.cdi:
             hint = "start what needs them by itself: dockless.run(…, gpus=1)"
             raise Unsupported("sandboxes that wait hold no GPUs, which others could use", subject="gpus", hint=hint)
+        if spec.ports or any(endpoint.addresses or endpoint.mac for endpoint in spec.endpoints):
+            hint = "start what needs it by itself, or leave it out"
+            raise Unsupported("sandboxes that wait cannot all have one port or address", subject="network", hint=hint)
         self.spec = spec
         self.size = size
         self._expire = expire
