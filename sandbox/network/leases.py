@@ -1,9 +1,9 @@
 """Addresses: a file each, which lasts as long as its sandbox does.
 
-A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link, whose
-name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until there is
-a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is dead.
-What a dead one left is taken over by the next who wants the address, or swept. flock(2)
+A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its
+link, whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends.
+Until there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by
+who is dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
 
 
 def _end_earlier(network: Network, inode: int, host: Host) -> None:
-    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. It has ended: who starts it again holds
-    its lock."""
+    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. That run has ended: who starts the
+    next one holds its lock."""
     for lease in read(network.name):
         if lease.inode == inode and host.index_of(lease.link):
             with host.netlink(netlink.ROUTE) as asking:

@@ -1,4 +1,4 @@
-"""What is said of networks, as people write it: ``--network`` and ``network=``, ``-p`` and ``publish=``, ``--allow-out`` and ``allow_out=``.
+"""What is said of networks, as people write it: ``--network`` and ``network=``, ``-p`` and ``publish=``, ``--allow-out``, ``allow_out=``.
 What each must be: ``sandbox.network.asked``. The ``…_words`` are the way back."""
 
 from __future__ import annotations

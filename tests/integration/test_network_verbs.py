@@ -1,5 +1,5 @@
-"""``dockless network``, ``dockless port``, ``dockless.networks``, and what ``ps``, ``inspect`` and events say of networks: with real bridges,
-in a network namespace of the test's own."""
+"""``dockless network``, ``dockless port``, ``dockless.networks``, and what ``ps``, ``inspect`` and events say of networks: with real
+bridges, in a network namespace of the test's own."""
 
 from __future__ import annotations
 
