@@ -268,7 +268,7 @@ def _daemon() -> tuple[Status, str, str]:
 
 
 def _settings() -> tuple[Status, str, str]:
-    from dockless.base import settings
+    from dockless.base import settings, settings_told
     from dockless.sandbox.gpus.host_classes import has_class
     from dockless.sched.engine.reading import startable
 
@@ -278,8 +278,8 @@ def _settings() -> tuple[Status, str, str]:
         startable(path)
     except BadInput as error:
         return "note", f"{error} (the daemon does not start with it)", error.hint
-    unknown = settings.without_effect(path) + settings.unknown_classes(has_class(kinds), path)
-    if missing := settings.missing_driver(path):
+    unknown = settings_told.without_effect(path) + settings_told.unknown_classes(has_class(kinds), path)
+    if missing := settings_told.missing_driver(path):
         step = "name the directory where the driver is installed, or leave gpus.driver_root out"
         step += "; correct or remove the others: they have no effect" if unknown else ""
         return "note", "; ".join(missing + unknown), step

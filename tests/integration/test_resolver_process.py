@@ -21,7 +21,7 @@ from dockless.base.pidfds import hold
 from dockless.base.waits import readable
 from dockless.errors import NetworkError, Unwritable
 from dockless.sandbox.network import nameservers, resolver
-from dockless.sandbox.network.model import Egress, Lease, Network, Rule
+from dockless.sandbox.network.model import Egress, Network, Rule
 
 pytestmark = requires("root", "netns")
 
