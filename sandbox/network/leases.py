@@ -1,16 +1,9 @@
 """Addresses: a file each, which lasts as long as its sandbox does.
 
-<<<<<<< HEAD
-A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its
-link, whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends.
-Until there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by
-who is dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
-=======
 A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
 whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
 there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is
 dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
->>>>>>> origin/main
 """
 
 from __future__ import annotations
