@@ -24,8 +24,10 @@ def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done:
         requests += table.requests_to_add(name, network, one.lease)
     try:
         with host.netlink(netlink.NETFILTER) as asking:
+            if not table.is_intact(asking, name, records.every()):
+                return False
             nftables.carry_out(asking, requests)
-    except NetworkError:
+    except (NetworkError, OSError):
         return False
     done += requests
     return True

@@ -105,8 +105,8 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
 
 
 def _end_earlier(network: Network, inode: int, host: Host) -> None:
-    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. That run has ended: who starts the
-    next one holds its lock."""
+    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. It has ended: who starts it again
+    holds its lock."""
     for lease in read(network.name):
         if lease.inode == inode and host.index_of(lease.link):
             with host.netlink(netlink.ROUTE) as asking:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from dockless.base.dataclass import dataclass
 from dockless.sandbox.network import dns
-from dockless.sandbox.network.model import Egress
+from dockless.sandbox.network.model import Egress, Rule
 
 Net = tuple[int, int, int]
 """Bytes of its addresses, those bits of them that it has, as a number, and how many bits are left to its addresses."""
@@ -67,6 +67,12 @@ def rules_of(egress: Egress | None) -> Rules | None:
 def allows(rules: Rules, name: dns.Name) -> bool:
     """Whether a name may be asked for: a rule names it, or one above it with ``*.``"""
     return name in rules.exact or any(name[at:] in rules.below for at in range(1, len(name)))
+
+
+def naming(egress: Egress | None, name: dns.Name) -> list[Rule]:
+    """The rules that allow a name."""
+    found = [] if egress is None else egress.names
+    return [rule for rule in found if allows(rules_of(Egress((rule,))) or Rules(frozenset(), frozenset(), ()), name)]
 
 
 def has_answer(kind: int) -> bool:

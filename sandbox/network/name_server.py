@@ -25,12 +25,13 @@ from collections.abc import Callable, Sequence
 from dockless.base.text import escaped
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
-from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.residents import Resident, Residents, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
-Allow = Callable[[Lease, Sequence[str], int], None]
-"""Let the packets of a lease through to addresses, for so many seconds. ``DocklessError``, ``OSError``"""
+Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
+"""Let the packets of a lease through to addresses of a name, for so many seconds; the rules that allow it say to which ports.
+``DocklessError``, ``OSError``"""
 LINGER = 5.0
 """Seconds that it stays after the last sandbox."""
 _KEPT = 1
@@ -226,7 +227,8 @@ class NameServer:
             self._say(resident.lease, query.name, f"its addresses are not public, and no rule allows them: {shown}")
         if verdict.admitted:
             try:
-                self._allow(resident.lease, [*map(_text, verdict.admitted)], verdict.seconds)
+                by = name_rules.naming(resident.lease.egress, query.name)
+                self._allow(resident.lease, by, [*map(_text, verdict.admitted)], verdict.seconds)
             except (DocklessError, OSError) as error:
                 self._write(f"dockless: network {self._network.name}: {escaped(str(error))}")
                 return failed

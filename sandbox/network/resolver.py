@@ -205,14 +205,14 @@ def _serve(network: Network, table: str) -> None:
             return
 
 
-def _firewall(table: str) -> Allow:
+def _firewall(name: str) -> Allow:
     asking = socket.socket(fileno=_FIREWALL_FD)
 
-    def allow(lease: Lease, addresses: Any, seconds: int) -> None:
-        from dockless.sandbox.network import nftables  # type: ignore[attr-defined]
-        from dockless.sandbox.network import table as tables  # type: ignore[attr-defined]
+    def allow(lease: Lease, rules: Any, addresses: Any, seconds: int) -> None:
+        from dockless.sandbox.network import nftables, table
 
-        nftables.carry_out(asking, [one for each in addresses for one in tables.allow_address(table, lease, each, seconds)])
+        each = ((rule, address) for rule in rules for address in addresses)
+        nftables.carry_out(asking, [one for rule, address in each for one in table.allow_address(name, lease, rule, address, seconds)])
 
     return allow
 

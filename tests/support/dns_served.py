@@ -36,7 +36,7 @@ class Served:
     dead: list[Lease] = field(default_factory=list)
     refuses: bool = False
 
-    def allow(self, lease: Lease, addresses: list[str], seconds: int) -> None:
+    def allow(self, lease: Lease, rules: list[Rule], addresses: list[str], seconds: int) -> None:
         if self.refuses:
             raise NetworkError("no such table", subject="table", hint="")
         self.allowed.append((lease.addresses[0], list(addresses), seconds))
