@@ -94,7 +94,8 @@ async def of_list(
 
 
 async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
-    new, known, turns = list[NewJob](), list[Spec](), Turns(turn)
+    new, turns = list[NewJob](), Turns(turn)
+    known: list[Spec] = []
     for index, plain in enumerate(specs):
         try:
             await turns.before(check_values(plain, "job"))
