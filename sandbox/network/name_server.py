@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from dockless.base.text import escaped
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
-from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.residents import Resident, Residents, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
-Allow = Callable[[Lease, Sequence[str], int], None]
-"""Let the packets of a lease through to addresses, for so many seconds. ``DocklessError``, ``OSError``"""
+Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
+"""Let the packets of a lease through to addresses, as each of these rules says, for so many seconds. ``DocklessError``, ``OSError``"""
 LINGER = 5.0
 """Seconds that it stays after the last sandbox."""
 _KEPT = 1
@@ -186,7 +186,7 @@ class NameServer:
                 return dns.answer(query, dns.NO_NAME, limit=limit)
         if self._network.internal:
             return dns.answer(query, dns.NO_NAME, limit=limit)
-        allowed = resident.rules is None or name_rules.allows(resident.rules, name)
+        allowed = resident.rules is None or name_rules.allowing(resident.rules, name)
         if len(name) == 1 and kind in (dns.A, dns.AAAA) and not (allowed and resident.rules):
             return dns.answer(query, dns.NO_NAME, limit=limit)  # it can only be a neighbour's, who is not there yet
         if not allowed:
@@ -226,7 +226,8 @@ class NameServer:
             self._say(resident.lease, query.name, f"its addresses are not public, and no rule allows them: {shown}")
         if verdict.admitted:
             try:
-                self._allow(resident.lease, [*map(_text, verdict.admitted)], verdict.seconds)
+                rules = name_rules.allowing(resident.rules, query.name)
+                self._allow(resident.lease, rules, [*map(_text, verdict.admitted)], verdict.seconds)
             except (DocklessError, OSError) as error:
                 self._write(f"dockless: network {self._network.name}: {escaped(str(error))}")
                 return failed

@@ -21,18 +21,19 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 from dockless.base import paths, records, signal
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.base.pidfds import hold
-from dockless.base.typing import TYPE_CHECKING, Any, NoReturn
+from dockless.base.typing import TYPE_CHECKING, NoReturn
 from dockless.base.waits import readable
 from dockless.errors import NetworkError
 from dockless.native import start_apart
 from dockless.sandbox.network import netlink
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import DEFAULT, Lease, Network
+from dockless.sandbox.network.model import Lease, Network, Rule
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.name_server import Allow
@@ -44,11 +45,6 @@ _PATIENCE = 1.0
 """Seconds for one that is ending to let go of the port."""
 _PID_SIZE = 16
 _CODE = "import sys; sys.path += sys.argv[2:]\nfrom dockless.sandbox.network.resolver import main\nmain(sys.argv[1])"
-
-
-def needed(network: Network, lease: Lease) -> bool:
-    """Whether a sandbox on a network needs its resolver: it has a name there, or may reach others by theirs alone."""
-    return network.name != DEFAULT or (lease.egress is not None and bool(lease.egress.names))
 
 
 def ensure(network: Network, directory: Path, host: Host, table: str) -> None:
@@ -212,11 +208,12 @@ def _serve(network: Network, table: str) -> None:
 def _firewall(table: str) -> Allow:
     asking = socket.socket(fileno=_FIREWALL_FD)
 
-    def allow(lease: Lease, addresses: Any, seconds: int) -> None:
-        from dockless.sandbox.network import nftables  # type: ignore[attr-defined]
-        from dockless.sandbox.network import table as tables  # type: ignore[attr-defined]
+    def allow(lease: Lease, rules: Sequence[Rule], addresses: Sequence[str], seconds: int) -> None:
+        from dockless.sandbox.network import nftables
+        from dockless.sandbox.network.table import allow_address
 
-        nftables.carry_out(asking, [one for each in addresses for one in tables.allow_address(table, lease, each, seconds)])
+        each = [allow_address(table, lease, rule, address, seconds) for rule in rules for address in addresses]
+        nftables.carry_out(asking, [request for requests in each for request in requests])
 
     return allow
 

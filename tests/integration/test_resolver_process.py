@@ -21,7 +21,7 @@ from dockless.base.pidfds import hold
 from dockless.base.waits import readable
 from dockless.errors import NetworkError, Unwritable
 from dockless.sandbox.network import resolver
-from dockless.sandbox.network.model import Egress, Lease, Network, Rule
+from dockless.sandbox.network.model import Network
 
 pytestmark = requires("root", "netns")
 
@@ -212,13 +212,3 @@ def test_garbage_from_all_sides_does_not_end_it(net):
     )
     assert net.ask(ONE, "one").texts == [ONE]
     assert not (net.directory / resolver.LOG).read_text()
-
-
-def test_who_needs_it():
-    def lease(*allow: str) -> Lease:
-        egress = Egress(allow=tuple(map(Rule, allow))) if allow else Egress()
-        return Lease("web", ("10.77.0.5",), "", "lo", "/", 1, egress=egress)
-
-    web, default = (Network(name, ("10.77.0.0/16",), ("10.77.0.1",), "lo") for name in ("web", "bridge"))
-    assert resolver.needed(web, lease()) and not resolver.needed(default, lease())
-    assert resolver.needed(default, lease("a.example")) and not resolver.needed(default, lease("10.0.0.0/8"))
