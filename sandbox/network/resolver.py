@@ -43,6 +43,8 @@ PORT = 53
 _NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7
 _PATIENCE = 1.0
 """Seconds for one that is ending to let go of the port."""
+_RCVBUFFORCE, _ROOM = 33, 1 << 19
+"""So that a thousand questions can wait, as when hundreds start at once."""
 _PID_SIZE = 16
 _CODE = "import sys; sys.path += sys.argv[2:]\nfrom dockless.sandbox.network.resolver import main\nmain(sys.argv[1])"
 
@@ -99,6 +101,8 @@ def _bound(network: Network, host: Host, opened: contextlib.ExitStack) -> list[s
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with contextlib.suppress(PermissionError):
+                bound.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, _ROOM)
             _bind(bound, gateway)
             if kind == socket.SOCK_STREAM:
                 bound.listen(64)
