@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, leases, netlink, nftables, records, table
+from dockless.sandbox.network import bridges, leases, netlink, nftables, records, resolver, table
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Lease, Network
@@ -24,8 +24,10 @@ def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done:
         requests += table.requests_to_add(name, network, one.lease)
     try:
         with host.netlink(netlink.NETFILTER) as asking:
+            if not table.is_intact(asking, name, records.every()):
+                return False
             nftables.carry_out(asking, requests)
-    except NetworkError:
+    except (NetworkError, OSError):
         return False
     done += requests
     return True
@@ -71,6 +73,7 @@ def remove(name: str) -> None:
         if lives := leases.living(host, name):
             hint = f"dockless network inspect {name} lists them: stop them, or disconnect them"
             raise NetworkInUse(f"{len(lives)} sandboxes are on network {name}", subject=name, hint=hint)
+        resolver.stop(records.running(name))
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)
         records.forget(name)

@@ -44,6 +44,11 @@ def home() -> Path:
     return paths.state() / "networks"
 
 
+def running(name: str) -> Path:
+    """The directory of what a reboot may lose of a network: leases, and what its resolver has."""
+    return paths.runtime() / "networks" / name
+
+
 def lock(*, shared: bool) -> AbstractContextManager[None]:
     """Hold the lock of all networks. ``Unwritable``"""
     return locked(paths.make(home()) / "lock", shared=shared)
@@ -141,7 +146,7 @@ def forget(name: str) -> None:
     with paths.writing("the record of a network", home() / name):
         (home() / name).rename(home() / f".{name}")
         shutil.rmtree(home() / f".{name}")
-        shutil.rmtree(paths.runtime() / "networks" / name, ignore_errors=True)
+        shutil.rmtree(running(name), ignore_errors=True)
 
 
 def _bridge_name(name: str) -> str:

@@ -50,8 +50,9 @@ _CODE = "import sys; sys.path += sys.argv[2:]\nfrom dockless.sandbox.network.res
 
 
 def ensure(network: Network, directory: Path, host: Host, table: str) -> None:
-    """The network has a resolver from now on. Its leases are in ``directory``, its gateways on a link of ``host``; its rules by name go to
-    the table of that name. Who calls has written the lease, and does not wait for the process. Errors: ``NetworkError``, ``Unwritable``."""
+    """The network has a resolver from now on. Its leases are below ``directory``, its gateways on a link of ``host``; its rules by name go
+    to the table of that name. Who calls has written the lease, and does not wait for the process. Errors: ``NetworkError``,
+    ``Unwritable``."""
     with contextlib.ExitStack() as opened:
         with paths.writing("the lock of a resolver", directory):
             lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

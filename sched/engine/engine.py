@@ -64,6 +64,8 @@ LAUNCHERS = 4
 LAUNCHERS_ON_GPUS = 16
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
+SHOWN_AT_ONCE = 500
+"""Jobs that are on disk and come into memory before somebody else's turn."""
 MOST_NAMED = 1_000_000
 """Jobs that those of an array wait for, counted for each of them: each has them on disk."""
 LOOK_AGAIN = 5.0
@@ -295,13 +297,24 @@ class Engine:
             if array is not None:
                 new *= array
             now = time.time()
+            together = array is not None or gang
             with self.per_user.coming(caller.uid, 0, size):
-                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None or gang, now))
-        self.show_submitted(just_submitted(ids, new, now, array is not None or gang))
+                ids: list[int] = await self.write(lambda db: queue.insert(db, new, together, now))
+            await self.show_all(ids, new, now, ids[0] if together else 0, turn)
         return ids
 
-    def show_submitted(self, lives: Sequence[Live]) -> None:
-        """Jobs that are on disk now: in memory, too."""
+    async def show_all(
+        self, ids: Sequence[int], new: Sequence[queue.NewJob], now: float, array: int, turn: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Jobs that are on disk now: in memory, too, in turns. Whoever calls has them counted as ``coming``. ``array``: as in
+        ``just_submitted``."""
+        for start in range(0, len(ids), SHOWN_AT_ONCE):
+            if start:
+                await turn()
+            end = start + SHOWN_AT_ONCE
+            self._show(just_submitted(ids[start:end], new[start:end], now, array))
+
+    def _show(self, lives: Sequence[Live]) -> None:
         held = True
         for entry in self._enter(lives):
             self.line_up(entry)

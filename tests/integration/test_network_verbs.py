@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
-from support.own_network import own_network
+from support.networks import own_network
 from support.requires import requires
 
 import dockless
@@ -28,7 +29,6 @@ def _apart(home):
 
 def start(**options):
     return dockless.start(["sleep", "60"], **options)
-
 
 
 @pytest.fixture
@@ -52,7 +52,12 @@ def test_a_network_from_its_making_to_its_end(say):
     assert say("network", "ls", "-q", "--filter", "label=team=a") == (0, "lab\n", "")
     assert say("network", "ls", "--filter", "name=i", "--format", "{{.Name}} {{.Internal}}")[1] == "six true\n"
     table = say("network", "ls")[1].splitlines()
-    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"] and table[2].split() == ["six", "fd00:20::/64", "internal", "isolated"]
+    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"] and table[2].split() == [
+        "six",
+        "fd00:20::/64",
+        "internal",
+        "isolated",
+    ]
     found = json.loads(say("network", "inspect", "lab", "--json")[1])
     assert found[0]["name"] == "lab" and found[0]["labels"] == {"team": "a"}
     box = start(id="web", network="lab")
@@ -130,8 +135,9 @@ def test_joining_and_leaving_while_it_runs(say):
     assert [one["name"] for one in box.inspect()["networks"]] == ["b"]
     with pytest.raises(BadInput, match="is not on network a"):
         networks.disconnect("a", box)
-    box.restart()
-    assert networks.get("b").sandboxes[0].addresses == ("10.30.0.7",), "it is where it was put, at its next start too"
+    for _ in range(3):  # the links of its last run may still be there
+        box.restart()
+        assert networks.get("b").sandboxes[0].addresses == ("10.30.0.7",), "it is where it was put, at its next starts too"
     other = start(id="other")
     with pytest.raises(AddressTaken):
         networks.connect("b", other, addresses="10.30.0.7")
@@ -181,7 +187,8 @@ def test_a_start_that_cannot_have_what_it_asks_for_leaves_nothing():
 
 
 def test_a_host_that_sends_nothing_on():
-    with own_network(forwards=False):
+    with own_network(forward=False):
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
         networks.create("out", subnets="10.20.0.0/24")
         networks.create("within", subnets="10.30.0.0/24", internal=True)
         with pytest.raises(NetworkError, match="ip_forward is 0") as caught:

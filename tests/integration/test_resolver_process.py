@@ -20,8 +20,8 @@ from support.requires import requires
 from dockless.base.pidfds import hold
 from dockless.base.waits import readable
 from dockless.errors import NetworkError, Unwritable
-from dockless.sandbox.network import resolver
-from dockless.sandbox.network.model import Network
+from dockless.sandbox.network import nameservers, resolver
+from dockless.sandbox.network.model import Egress, Network, Rule
 
 pytestmark = requires("root", "netns")
 
@@ -212,3 +212,13 @@ def test_garbage_from_all_sides_does_not_end_it(net):
     )
     assert net.ask(ONE, "one").texts == [ONE]
     assert not (net.directory / resolver.LOG).read_text()
+
+
+@pytest.mark.parametrize("reachable", [("10.0.0.53",), ()])
+def test_who_needs_it(monkeypatch, reachable):
+    """``reachable``: nameservers of the host that a sandbox reaches."""
+    monkeypatch.setattr(nameservers, "reachable", lambda: list(reachable))
+    web, default = (Network(name, ("10.77.0.0/16",), ("10.77.0.1",), "lo", named=name == "web") for name in ("web", "bridge"))
+    by_name, by_address = (Egress(allow=(Rule(to),)) for to in ("a.example", "10.0.0.0/8"))
+    assert nameservers.has_resolver(web, None) and nameservers.has_resolver(default, by_name)
+    assert nameservers.has_resolver(default, by_address) is nameservers.has_resolver(default, None) is (not reachable)

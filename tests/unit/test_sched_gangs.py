@@ -16,8 +16,8 @@ from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
-from dockless.sandbox.run.process import Exit
 from dockless.sandbox.network.model import Endpoint
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
 from dockless.sched.callers import Caller

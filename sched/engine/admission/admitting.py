@@ -13,6 +13,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
+from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns, check_values
 from dockless.sched.engine.waiting.aside import name_whole_arrays, refused
 from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import NONE_QUEUED, place_in_list
@@ -21,9 +22,6 @@ from dockless.sched.store.queue import NewJob
 if TYPE_CHECKING:
     from dockless.sandbox.spec import Spec
     from dockless.sched.engine.engine import Engine
-
-JOBS_A_TURN = 50
-"""Jobs of one request that are looked at before somebody else's turn."""
 
 
 async def next_round() -> None:
@@ -64,11 +62,10 @@ async def of_list(
 ) -> list[NewJob]:
     """Those of the jobs with which nothing is wrong; else it is noted, and raised where that is enough. ``before``: how many jobs of the
     same submit, of ``count``, have been here."""
-    new, refusals = dict[int, NewJob](), dict[int, DocklessError]()
+    new, refusals, turns = dict[int, NewJob](), dict[int, DocklessError](), Turns(turn)
     for index, plain in enumerate(specs):
-        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
-            await turn()
         try:
+            await turns.before(check_values(plain, "job"))
             job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
             if job.options.role:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
@@ -77,10 +74,18 @@ async def of_list(
             refusals[index] = error
             if len(refusals) == MOST:
                 break
-    never = await refused(engine, caller, {name for job in new.values() for name in job.options.after}, turn)
-    for index, job in new.items() if never else ():
-        if unmet := [never[name] for name in job.options.after if name in never]:
-            refusals[index] = copy(unmet[0])
+    never, waiting = dict[str, DocklessError | None](), [index for index, job in new.items() if job.options.after]
+    for start in range(0, len(waiting), JOBS_A_TURN):
+        if len(refusals) >= MOST:
+            break
+        if start:
+            await turn()
+        part = {index: new[index].options.after for index in waiting[start : start + JOBS_A_TURN]}
+        names = {name for after in part.values() for name in after} - never.keys()
+        never |= {**dict.fromkeys(names), **await refused(engine, caller, names, turn)}
+        for index, after in part.items():
+            if unmet := next(filter(None, map(never.get, after)), None):
+                refusals[index] = copy(unmet)
     for index, refusal in sorted(refusals.items()):
         if count > 1:
             refusal.args = (place_in_list(before + index + 1, count) + str(refusal), *refusal.args[1:])
@@ -89,12 +94,10 @@ async def of_list(
 
 
 async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
-    new: list[NewJob] = []
-    known: list[Spec] = []
+    new, known, turns = list[NewJob](), list[Spec](), Turns(turn)
     for index, plain in enumerate(specs):
-        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
-            await turn()
         try:
+            await turns.before(check_values(plain, "job"))
             asked = read(JobSpec, plain, "job")
             if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
