@@ -140,7 +140,7 @@ def create(wanted: Wanted) -> None:
             process.stdin.write(request)
             process.stdin.close()
         said = process.stdout.read()
-    process.returncode = 0  # it goes on, and is not ours to wait for
+    process.wait()  # what goes on is its child
     if said != b"ready":
         raise _error_in(said, wanted.name)
 
@@ -167,9 +167,14 @@ def read(name: str) -> tuple[About, bytes]:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (ValueError, RecursionError) as error:
-        hint = f"end it and make it anew: dockless pool rm {name}"
-        raise SandboxError(f"what the pool {name} says of itself cannot be read: {error}", subject=name, hint=hint) from None
+        raise unreadable(name, error) from None
     raise unknown(name)
+
+
+def unreadable(name: str, error: Exception) -> SandboxError:
+    """The error for a pool whose records are damaged."""
+    hint = f"end its process, which `dockless pool create {name}` replaces then"
+    return SandboxError(f"what the pool {name} says of itself cannot be read: {error}", subject=name, hint=hint)
 
 
 def _content(path: Path) -> bytes:

@@ -28,8 +28,9 @@ from dockless.errors import DocklessError, SandboxError, SandboxGone, Unsupporte
 from dockless.sandbox.command import directory
 from dockless.sandbox.plan.plan import Op, Plan, encode, in_memory
 from dockless.sandbox.resolve import command_of
-from dockless.sandbox.run import children, listening
+from dockless.sandbox.run import children, documents, listening
 from dockless.sandbox.run.foreground import ForegroundSandbox
+from dockless.sandbox.run.places import WAITS
 from dockless.sandbox.run.prepared import Prepared, waiting, with_program
 from dockless.sandbox.run.start import StartInputs, find_image, held_open, pins, prepare
 from dockless.sandbox.spec import Spec
@@ -49,6 +50,8 @@ class WaitingSandbox(ForegroundSandbox):
 
     _owner: socket | None = None
     _ready: Prepared | None = None
+    hidden = True
+    """Whether no list has it while it waits."""
     prepared = False
     """Whether it has been seen to wait."""
 
@@ -64,6 +67,8 @@ class WaitingSandbox(ForegroundSandbox):
                 place = self._occupy(image, opened)
                 if not place.slots:
                     raise Unsupported("a sandbox that waits needs a state directory", subject=self.id, hint="set DOCKLESS_HOME")
+                if self.hidden:
+                    documents.note(self.directory, WAITS, b"")
                 self._ready = plan = ready(self._cgroup is not None)
                 self._planned(plan)
                 self._owner, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
@@ -110,6 +115,8 @@ class WaitingSandbox(ForegroundSandbox):
             self.process.await_given(ready.plan)
         if self.process.waits:  # else there is nothing left of it to be found
             self._note(ready)
+            with contextlib.suppress(OSError):
+                os.unlink(self.directory / WAITS)
 
     def hand_over(self, to: socket, pool: str) -> None:
         """Send it to a process that gives it its program: ``taking.TakenSandbox``. It is that one's, and no longer ours; ``OSError``, and

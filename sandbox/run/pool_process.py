@@ -56,6 +56,8 @@ def main() -> NoReturn:
     """What ``named_pools.create`` starts."""
     import pickle
 
+    if os.fork():
+        os._exit(0)  # who started us has nothing to wait for
     os.umask(0o077)
     code = 0
     try:

@@ -17,10 +17,10 @@ from dockless.base.typing import Any
 from dockless.cgroups import Cgroup
 from dockless.errors import NotPermitted, SandboxError, SandboxGone
 from dockless.images.catalog.image import Image
-from dockless.sandbox.features import probe
+from dockless.sandbox.features import Features
 from dockless.sandbox.plan.plan import Command, decode
 from dockless.sandbox.resolved import Resolved
-from dockless.sandbox.run.named_pools import About, directory_of, unknown
+from dockless.sandbox.run.named_pools import About, directory_of, unknown, unreadable
 from dockless.sandbox.run.places import at_its_door
 from dockless.sandbox.run.pool import WaitingSandbox
 from dockless.sandbox.run.prepared import Prepared
@@ -81,7 +81,7 @@ def _prepared(about: About, plan: bytes) -> Prepared:
     spec = about.wanted.spec
     resolved = Resolved(
         spec=spec,
-        features=probe(),
+        features=Features("", ""),  # compiled by the pool already
         account=about.account,
         command=Command((), (), ()),
         idmap=about.idmap,
@@ -91,7 +91,10 @@ def _prepared(about: About, plan: bytes) -> Prepared:
         hostname=about.hostname,
         has_cgroup=about.has_cgroup,
     )
-    return Prepared(resolved, plan=decode(plan))
+    try:
+        return Prepared(resolved, plan=decode(plan))
+    except ValueError as error:
+        raise unreadable(about.name, error) from None
 
 
 def _ask(about: About, box: TakenSandbox, like: Prepared) -> None:
