@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Sequence
 from ipaddress import ip_interface, ip_network
 
@@ -152,7 +153,8 @@ def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, hos
 
     def lease(addresses: tuple[str, ...], mac: str) -> Lease:
         return Lease(
-            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial
+            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial,
+            time.time(),
         )  # fmt: skip
 
     return leases.take(network, endpoint, lease, host)

@@ -120,7 +120,8 @@ class Network:
 class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
-    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints."""
+    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
+    taken, in seconds since 1970."""
 
     network: str
     addresses: tuple[str, ...]
@@ -133,6 +134,7 @@ class Lease:
     egress: Egress | None = None
     owner: int = 0
     serial: int = 0
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         check_record(self)

@@ -58,7 +58,8 @@ def reachable() -> list[str]:
 def _servers(spec: Asked) -> Sequence[str]:
     if spec.network.startswith(CONTAINER):
         with contextlib.suppress(FileNotFoundError):
-            own = leases.of(paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER))
+            there = paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER)
+            own = [lease for lease in leases.of(there) if leases.alive(lease)]
             networks, egress = [records.find(lease.network) for lease in own], next((lease.egress for lease in own), None)
             return _of(networks, egress)
         return reachable()
