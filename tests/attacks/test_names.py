@@ -94,6 +94,13 @@ def test_garbage_gets_an_error_or_nothing_and_the_next_one_its_answer(served):
     assert served.ask("one").texts == [ONE]
 
 
+def test_the_log_has_a_bound(served):
+    served.place.lease(OTHER, "two", egress=only(log=True))
+    for number in range(100):
+        served.ask(f"x{number}.example", source=OTHER)
+    assert len(served.lines) == 20
+
+
 def test_connections_that_say_nothing_are_closed_and_others_have_room(served, monkeypatch):
     monkeypatch.setattr(name_server, "_STREAM_WAIT", 0.5)
     served.place.lease(OTHER, "two")

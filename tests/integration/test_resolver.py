@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ import pytest
 from support.dns_peers import AAAA, HTTPS, PTR, TXT, Upstream, parsed, question, received
 from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
 from support.requires import requires
+
+from dockless.sandbox.network.residents import Residents, packed
 
 pytestmark = requires("root", "netns")
 
@@ -73,6 +77,25 @@ def test_a_lease_that_is_written_again_in_its_place_is_read_again(served):
             text = text.replace(before, after)
             file.write(text)
         assert served.ask(after).texts == [OTHER] and served.ask(before).code == 3
+
+
+@pytest.mark.parametrize("changes", [0, 20_000])
+def test_thousands_of_leases_that_change_at_once_are_all_read(served, changes):
+    """``changes``: of other files, more than the kernel keeps."""
+    directory = served.place.directory / "leases"
+    with served.place.host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.ExitStack() as opened:
+        leases = os.open(directory, os.O_RDONLY)
+        opened.callback(os.close, leases)
+        residents = Residents(served.place.network, leases, asking)
+        opened.callback(residents.close)
+        files = [opened.enter_context((directory / name).open("wb", buffering=0)) for name in ("x", "y")]
+        for number in range(changes):
+            files[number % 2].write(b" ")
+        for number in range(3000):
+            served.place.lease(f"10.77.{10 + number // 250}.{number % 250}", f"n{number}")
+        residents.refresh()
+        one = residents.at(packed(ONE))
+        assert one is not None and all(residents.named((b"n%d" % number,), one) for number in range(3000))
 
 
 def test_the_dead_have_no_names_and_are_told_of(served):
