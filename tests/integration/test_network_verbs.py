@@ -1,5 +1,5 @@
-"""``dockless network``, ``dockless port``, ``dockless.networks``, and what ``ps``, ``inspect`` and events say of networks: with real bridges,
-in a network namespace of the test's own."""
+"""``dockless network``, ``dockless port``, ``dockless.networks``, and what ``ps``, ``inspect`` and events say of networks: with real
+bridges, in a network namespace of the test's own."""
 
 from __future__ import annotations
 
@@ -52,12 +52,8 @@ def test_a_network_from_its_making_to_its_end(say):
     assert say("network", "ls", "-q", "--filter", "label=team=a") == (0, "lab\n", "")
     assert say("network", "ls", "--filter", "name=i", "--format", "{{.Name}} {{.Internal}}")[1] == "six true\n"
     table = say("network", "ls")[1].splitlines()
-    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"] and table[2].split() == [
-        "six",
-        "fd00:20::/64",
-        "internal",
-        "isolated",
-    ]
+    assert table[0].split() == ["NETWORK", "SUBNETS", "KIND", "SANDBOXES"]
+    assert table[2].split() == ["six", "fd00:20::/64", "internal", "isolated"]
     found = json.loads(say("network", "inspect", "lab", "--json")[1])
     assert found[0]["name"] == "lab" and found[0]["labels"] == {"team": "a"}
     box = start(id="web", network="lab")

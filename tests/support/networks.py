@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from dockless.native.netns import NetworkNamespace
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import host, netlink, rtnetlink
 
 _CLONE_NEWNET = 0x40000000
 
@@ -36,6 +36,7 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
                     setting.write(str(int(forward)))
         yield made
     finally:
+        host.let_go()
         _enter(before)
         os.close(before)
         made.close()
