@@ -155,10 +155,11 @@ def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Pr
 
 
 def lending(spec: Spec, image: Image, idmap: IdMap, *, has_cgroup: bool) -> Prepared:
-    """The same for one that waits for nothing and lends its root, with this id map. Errors: as ``prepared``, and ``IdMapError``."""
+    """The same for one that waits for nothing and lends its root, with this id map. It is on no network, whatever its files say of names.
+    Errors: as ``prepared``, and ``IdMapError``."""
     found = resolve(spec, image, features.probe(), has_cgroup=has_cgroup)
     idmap.require(found.account.uid, found.account.gid, found.account.groups)
-    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True))
+    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True, shared_network=False))
 
 
 def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:

@@ -193,6 +193,24 @@ def test_a_host_that_sends_nothing_on():
         dockless.run(["true"], network="within", check=True)
 
 
+@pytest.mark.parametrize("profile", ["default", "untrusted"])
+def test_who_looks_into_one_has_its_network_and_names(profile):
+    networks.create("a", subnets="10.20.0.0/24")
+    box = start(id="web", network="a:ip=10.20.0.9", add_hosts={"db": "10.20.0.5"}, dns_search="lab.example", profile=profile)
+    said = box.debug("host", "sh", "-c", "cat /etc/hosts /etc/resolv.conf /proc/net/fib_trie", text=True, timeout=20).stdout
+    assert "10.20.0.5\tdb" in said and "search lab.example" in said and "10.20.0.9" in said
+    assert len(networks.get("a").sandboxes) == 1, "it takes no address of its own"
+
+
+def test_the_network_of_another():
+    networks.create("a", subnets="10.20.0.0/24")
+    start(id="web", network="a:ip=10.20.0.9")
+    said = dockless.run(["cat", "/proc/net/fib_trie"], network="container:web", capture_output=True, text=True).stdout
+    assert "10.20.0.9" in said and len(networks.get("a").sandboxes) == 1
+    with pytest.raises(SandboxGone, match="no sandbox nobody"):
+        dockless.run(["true"], network="container:nobody")
+
+
 def test_awaited():
     async def story():
         await aio.networks.create("a", subnets="10.20.0.0/24", labels={"n": "1"})
