@@ -27,10 +27,10 @@ _NOT_FORWARDED = (dns.SVCB, dns.HTTPS)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``exact``, ``below``: names, and those whose subdomains are meant. ``nets``: networks."""
+    """``exact``, ``below``: the rules for a name, and for all below it. ``nets``: the networks that others name."""
 
-    exact: frozenset[dns.Name]
-    below: frozenset[dns.Name]
+    exact: dict[dns.Name, list[Rule]]
+    below: dict[dns.Name, list[Rule]]
     nets: tuple[Net, ...]
 
 
@@ -49,8 +49,8 @@ def rules_of(egress: Egress | None) -> Rules | None:
     """None where every name may be asked for."""
     if egress is None or egress.allow is None:
         return None
-    exact: set[dns.Name] = set()
-    below: set[dns.Name] = set()
+    exact: dict[dns.Name, list[Rule]] = {}
+    below: dict[dns.Name, list[Rule]] = {}
     nets: list[Net] = []
     for rule in egress.allow:
         net = net_of(rule.to)
@@ -60,19 +60,13 @@ def rules_of(egress: Egress | None) -> Rules | None:
         wildcard = rule.to.startswith("*.")
         name = dns.name_of(rule.to[2:] if wildcard else rule.to)
         if name is not None:
-            (below if wildcard else exact).add(name)
-    return Rules(frozenset(exact), frozenset(below), tuple(nets))
+            (below if wildcard else exact).setdefault(name, []).append(rule)
+    return Rules(exact, below, tuple(nets))
 
 
-def allows(rules: Rules, name: dns.Name) -> bool:
-    """Whether a name may be asked for: a rule names it, or one above it with ``*.``"""
-    return name in rules.exact or any(name[at:] in rules.below for at in range(1, len(name)))
-
-
-def naming(egress: Egress | None, name: dns.Name) -> list[Rule]:
-    """The rules that allow a name."""
-    found = [] if egress is None else egress.names
-    return [rule for rule in found if allows(rules_of(Egress((rule,))) or Rules(frozenset(), frozenset(), ()), name)]
+def allowing(rules: Rules, name: dns.Name) -> list[Rule]:
+    """The rules that allow a name: they name it, or one above it with ``*.``; none where it may not be asked for."""
+    return rules.exact.get(name, []) + [rule for at in range(1, len(name)) for rule in rules.below.get(name[at:], ())]
 
 
 def has_answer(kind: int) -> bool:

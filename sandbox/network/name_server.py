@@ -26,12 +26,12 @@ from dockless.base.text import escaped
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
 from dockless.sandbox.network.model import Lease, Network, Rule
+from dockless.sandbox.network.packet_filter import drop_from
 from dockless.sandbox.network.residents import Resident, Residents, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
 Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
-"""Let the packets of a lease through to addresses of a name, for so many seconds; the rules that allow it say to which ports.
-``DocklessError``, ``OSError``"""
+"""Let the packets of a lease through to addresses, as each of these rules says, for so many seconds. ``DocklessError``, ``OSError``"""
 LINGER = 5.0
 """Seconds that it stays after the last sandbox."""
 _KEPT = 1
@@ -46,7 +46,9 @@ _STREAM_WAIT = 5.0
 _FORWARDED = 15.0
 """Seconds in which all name servers of the host have been asked."""
 _RATE, _BURST = 2000.0, 4000.0
-"""Questions a second of one sandbox, and how many at once."""
+"""Questions and connections a second of one sandbox, and how many at once."""
+_SHUT_OUT, _AFTER = 0.25, 50.0
+"""Seconds for which nothing is taken of who asks for more, and how many questions it may ask then."""
 _TICK, _LIFE = 0.25, 2.0
 """Seconds between looks at what is late, and at whether anybody lives."""
 _ANY, _TRANSFERS = 255, range(248, 255)
@@ -56,12 +58,12 @@ _MOST_LINES = 20
 
 
 class _Source:
-    """What is kept of one sandbox: ``left`` questions of its rate at the time ``at``."""
+    """What is kept of one address: ``left`` questions of its rate at the time ``at``, and until when nothing is taken from it."""
 
-    __slots__ = ("at", "left", "pending", "streams")
+    __slots__ = ("at", "left", "out_until", "pending", "streams")
 
     def __init__(self) -> None:
-        self.left, self.at, self.pending, self.streams = _BURST, time.monotonic(), 0, 0
+        self.left, self.at, self.out_until, self.pending, self.streams = _BURST, time.monotonic(), 0.0, 0, 0
 
 
 class NameServer:
@@ -84,6 +86,8 @@ class NameServer:
         self._exchanges: set[Exchange] = set()
         self._streams: set[_Stream] = set()
         self._sources: dict[bytes, _Source] = {}
+        self._out: list[bytes] = []
+        self._given: list[socket.socket] = []
         self._lines, self._lines_since = 0, 0.0
         self._nets = [net for net in map(name_rules.net_of, network.subnets) if net is not None]
         self._seen = time.monotonic()
@@ -93,6 +97,7 @@ class NameServer:
         """Answer what comes to these two sockets, of one address."""
         for opened in (datagrams, connections):
             opened.setblocking(False)
+            self._given.append(opened)
         self.watch(datagrams, select.EPOLLIN, lambda events: self._datagram(datagrams))
         self.watch(connections, select.EPOLLIN, lambda events: self._connection(connections))
 
@@ -101,7 +106,7 @@ class NameServer:
         self._seen = time.monotonic()
         looked = 0.0
         while True:
-            busy = self._exchanges or self._streams
+            busy = self._exchanges or self._streams or self._out
             ready = self._polled.poll(_TICK if busy else _LIFE)
             changed = self._residents.fileno()
             if any(fd == changed for fd, _ in ready):  # before anything is answered
@@ -154,7 +159,7 @@ class NameServer:
         if resident is None or len(raw) > _MOST_QUERY:
             return reply(None)
         kept = self._source(address)
-        if not self._take_turn(kept):
+        if not self._take_turn(address, kept):
             return reply(None)
         try:
             query = dns.read_query(raw)
@@ -187,7 +192,7 @@ class NameServer:
                 return dns.answer(query, dns.NO_NAME, limit=limit)
         if self._network.internal:
             return dns.answer(query, dns.NO_NAME, limit=limit)
-        allowed = resident.rules is None or name_rules.allows(resident.rules, name)
+        allowed = resident.rules is None or name_rules.allowing(resident.rules, name)
         if len(name) == 1 and kind in (dns.A, dns.AAAA) and not (allowed and resident.rules):
             return dns.answer(query, dns.NO_NAME, limit=limit)  # it can only be a neighbour's, who is not there yet
         if not allowed:
@@ -227,8 +232,8 @@ class NameServer:
             self._say(resident.lease, query.name, f"its addresses are not public, and no rule allows them: {shown}")
         if verdict.admitted:
             try:
-                by = name_rules.naming(resident.lease.egress, query.name)
-                self._allow(resident.lease, by, [*map(_text, verdict.admitted)], verdict.seconds)
+                rules = name_rules.allowing(resident.rules, query.name)
+                self._allow(resident.lease, rules, [*map(_text, verdict.admitted)], verdict.seconds)
             except (DocklessError, OSError) as error:
                 self._write(f"dockless: network {self._network.name}: {escaped(str(error))}")
                 return failed
@@ -263,7 +268,7 @@ class NameServer:
         if self._residents.at(source) is None or len(self._streams) >= _MOST_STREAMS:
             return opened.close()
         kept = self._source(source)
-        if kept.streams >= _MOST_STREAMS_EACH:
+        if kept.streams >= _MOST_STREAMS_EACH or not self._take_turn(source, kept):
             return opened.close()
         opened.setblocking(False)
         kept.streams += 1
@@ -278,23 +283,43 @@ class NameServer:
             kept = self._sources[address] = _Source()
         return kept
 
-    def _take_turn(self, kept: _Source) -> bool:
+    def _take_turn(self, address: bytes, kept: _Source) -> bool:
         now = time.monotonic()
         kept.left = min(_BURST, kept.left + (now - kept.at) * _RATE)
         kept.at = now
         if kept.left < 1:
+            if not kept.out_until:
+                kept.out_until = now + _SHUT_OUT
+                self._shut_out([*self._out, address])
             return False
         kept.left -= 1
         return True
 
+    def _shut_out(self, addresses: list[bytes]) -> None:
+        """Nothing of these is taken from now on: what one sends without end would leave no room for the others, nor time."""
+        self._out = addresses
+        for opened in self._given:
+            size = 4 if opened.family == socket.AF_INET else 16
+            drop_from(opened, [each for each in addresses if len(each) == size])
+
+    def _let_in(self, now: float) -> None:
+        left = [address for address in self._out if self._sources[address].out_until > now]
+        if len(left) < len(self._out):
+            for address in set(self._out).difference(left):
+                kept = self._sources[address]
+                kept.out_until, kept.left, kept.at = 0.0, _AFTER, now  # it may still be at it
+            self._shut_out(left)
+
     def _end_late(self, now: float) -> None:
+        self._let_in(now)
         for exchange in [one for one in self._exchanges if one.until <= now]:
             exchange.late()
         for stream in [one for one in self._streams if one.until <= now]:
             stream.end()
-        idle = [key for key, kept in self._sources.items() if not kept.pending and not kept.streams and now - kept.at > _BURST / _RATE]
-        for key in idle:
-            del self._sources[key]
+        for address in [each for each, kept in self._sources.items() if now - kept.at > _BURST / _RATE]:
+            kept = self._sources[address]
+            if not kept.pending and not kept.streams and not kept.out_until:
+                del self._sources[address]
 
     def _is_needed(self, now: float) -> bool:
         if self._swept is not None and (dead := self._residents.dead()):

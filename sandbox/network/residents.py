@@ -68,7 +68,7 @@ class Residents:
         return self._by_address.get(address)
 
     def named(self, name: dns.Name, asker: Resident) -> list[Resident]:
-        """Those that live and have a name, each time beginning with another one. Who is on an isolated network finds itself alone."""
+        """Those that live and have a name, each time beginning with another one. Who cannot reach the others finds itself alone."""
         found = self._by_name.get(name)
         if found is None and self._suffix and len(name) > len(self._suffix) and name[-len(self._suffix) :] == self._suffix:
             found = self._by_name.get(name[: -len(self._suffix)])
@@ -82,7 +82,7 @@ class Residents:
         return living[first:] + living[:first]
 
     def is_visible(self, one: Resident, asker: Resident) -> bool:
-        return not self._network.isolated or one.lease.inode == asker.lease.inode
+        return (self._network.named and not self._network.isolated) or one.lease.inode == asker.lease.inode
 
     def lives(self, one: Resident) -> bool:
         """As ``leases.alive``: its link is there, or its sandbox is being made."""

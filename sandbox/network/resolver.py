@@ -21,18 +21,19 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 from dockless.base import paths, records, signal
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.base.pidfds import hold
-from dockless.base.typing import TYPE_CHECKING, Any, NoReturn
+from dockless.base.typing import TYPE_CHECKING, NoReturn
 from dockless.base.waits import readable
 from dockless.errors import NetworkError
 from dockless.native import start_apart
 from dockless.sandbox.network import netlink
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.model import Lease, Network, Rule
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.name_server import Allow
@@ -42,6 +43,8 @@ PORT = 53
 _NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7
 _PATIENCE = 1.0
 """Seconds for one that is ending to let go of the port."""
+_RCVBUFFORCE, _ROOM = 33, 1 << 19
+"""So that a thousand questions can wait, as when hundreds start at once."""
 _PID_SIZE = 16
 _CODE = "import sys; sys.path += sys.argv[2:]\nfrom dockless.sandbox.network.resolver import main\nmain(sys.argv[1])"
 
@@ -99,6 +102,8 @@ def _bound(network: Network, host: Host, opened: contextlib.ExitStack) -> list[s
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with contextlib.suppress(PermissionError):
+                bound.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, _ROOM)
             _bind(bound, gateway)
             if kind == socket.SOCK_STREAM:
                 bound.listen(64)
@@ -205,14 +210,15 @@ def _serve(network: Network, table: str) -> None:
             return
 
 
-def _firewall(name: str) -> Allow:
+def _firewall(table: str) -> Allow:
     asking = socket.socket(fileno=_FIREWALL_FD)
 
-    def allow(lease: Lease, rules: Any, addresses: Any, seconds: int) -> None:
-        from dockless.sandbox.network import nftables, table
+    def allow(lease: Lease, rules: Sequence[Rule], addresses: Sequence[str], seconds: int) -> None:
+        from dockless.sandbox.network import nftables
+        from dockless.sandbox.network.table import allow_address
 
-        each = ((rule, address) for rule in rules for address in addresses)
-        nftables.carry_out(asking, [one for rule, address in each for one in table.allow_address(name, lease, rule, address, seconds)])
+        each = [allow_address(table, lease, rule, address, seconds) for rule in rules for address in addresses]
+        nftables.carry_out(asking, [request for requests in each for request in requests])
 
     return allow
 

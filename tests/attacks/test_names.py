@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.dns_peers import AAAA, ANY, AXFR, TXT, A, question
-from support.dns_served import ONE, OTHER, PUBLIC, THIRD, Served, only, serving, soon
+from support.dns_peers import AAAA, ANY, AXFR, TXT, A, parsed, question
+from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
 from support.requires import requires
 
 from dockless.native.netns import socket_in
@@ -146,7 +149,7 @@ def test_questions_on_their_way_have_a_bound_for_each(tmp_path, monkeypatch):
         assert served.ask("a.example", source=OTHER).texts == [PUBLIC]
 
 
-def test_a_flood_of_one_sandbox_leaves_room_for_the_others(served, monkeypatch):
+def test_who_asks_without_end_is_shut_out_for_a_while(served, monkeypatch):
     monkeypatch.setattr(name_server, "_RATE", 100.0)
     monkeypatch.setattr(name_server, "_BURST", 200.0)
     served.place.lease(OTHER, "two")
@@ -162,3 +165,39 @@ def test_a_flood_of_one_sandbox_leaves_room_for_the_others(served, monkeypatch):
                 break
         assert 190 <= answered <= 280
         assert served.ask("one", source=OTHER).texts == [ONE]
+        assert served.ask("one", source=SIX).texts == [ONE]  # it has two
+    until = time.monotonic() + 5
+    while True:
+        with contextlib.suppress(TimeoutError):
+            assert parsed(served.place.send(ONE, question("one"), wait=0.1)).texts == [ONE]
+            break
+        assert time.monotonic() < until
+
+
+def test_a_flood_takes_neither_time_nor_room_of_the_others(served):
+    served.place.lease(OTHER, "two")
+    code = """import socket, select
+with socket.socket(fileno=3) as opened:
+    opened.setblocking(False)
+    while not select.select([0], [], [], 0)[0]:
+        for _ in range(200):
+            try:
+                opened.send(%r)
+            except OSError:
+                pass"""
+    with served.place.client(ONE) as opened, contextlib.ExitStack() as ends:
+        fd = os.dup(opened.fileno())
+        ends.callback(os.close, fd)
+        program = code.replace("fileno=3", f"fileno={fd}") % question("one")
+        flood = ends.enter_context(subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, pass_fds=[fd]))
+        try:
+            time.sleep(1)
+            lost = 0
+            for _ in range(100):
+                try:
+                    served.place.send(OTHER, question("one"), wait=0.3)
+                except TimeoutError:
+                    lost += 1
+            assert lost < 6
+        finally:
+            flood.communicate(b"x")

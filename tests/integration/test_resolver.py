@@ -114,8 +114,9 @@ def test_addresses_have_names(served):
     assert served.ask("8.8.8.8.in-addr.arpa", PTR).code == 3 and served.upstream.asked
 
 
-def test_on_an_isolated_network_everybody_finds_itself_alone(tmp_path):
-    with serving(tmp_path, isolated=True) as served:
+@pytest.mark.parametrize("kind", [{"isolated": True}, {"named": False}])
+def test_where_others_cannot_be_reached_everybody_finds_itself_alone(tmp_path, kind):
+    with serving(tmp_path, **kind) as served:
         served.place.lease(OTHER, "two")
         assert served.ask("one").texts == [ONE] and served.ask("two").code == 3
         assert served.ask("two", source=OTHER).texts == [OTHER]
@@ -256,6 +257,7 @@ def test_a_name_that_a_rule_allows_is_let_through_before_it_is_told(served):
     assert served.ask("a.example", source=OTHER).texts == ["cdn.example", PUBLIC]
     assert served.ask("x.b.example", source=OTHER).texts == ["203.0.113.10"]
     assert order == [(OTHER, [PUBLIC], 100), (OTHER, ["203.0.113.10"], 30)]
+    assert served.ruled == ["a.example", "*.b.example"]
 
 
 def test_by_a_connection_the_same_rules_hold(served):

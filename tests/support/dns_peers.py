@@ -224,8 +224,9 @@ def received(opened: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def place(directory: Path, *addresses: str, name: str = "web", internal: bool = False, isolated: bool = False) -> Iterator[Place]:
-    network = Network(name, ("10.77.0.0/16", "fd77::/64"), GATEWAYS, "lo", internal=internal, isolated=isolated)
+def place(directory: Path, *addresses: str, name: str = "web", **more: bool) -> Iterator[Place]:
+    """``more``: as in Network."""
+    network = Network(name, ("10.77.0.0/16", "fd77::/64"), GATEWAYS, "lo", **more)
     (directory / "leases").mkdir(parents=True, mode=0o700)
     namespace = NetworkNamespace()
     try:

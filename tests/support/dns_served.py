@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,13 +32,15 @@ class Served:
     place: Place
     upstream: Upstream
     allowed: list[tuple[str, list[str], int]] = field(default_factory=list)
+    ruled: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     dead: list[Lease] = field(default_factory=list)
     refuses: bool = False
 
-    def allow(self, lease: Lease, rules: list[Rule], addresses: list[str], seconds: int) -> None:
+    def allow(self, lease: Lease, rules: Sequence[Rule], addresses: Sequence[str], seconds: int) -> None:
         if self.refuses:
             raise NetworkError("no such table", subject="table", hint="")
+        self.ruled += [rule.to for rule in rules]
         self.allowed.append((lease.addresses[0], list(addresses), seconds))
 
     def ask(self, name: str, kind: int = A, source: str = ONE, **more: int) -> Said:

@@ -61,12 +61,24 @@ def test_without_a_list_every_name_may_be_asked_for():
 def test_a_rule_allows_a_name_or_all_below_it(name, allowed):
     found = dns.name_of(name)
     assert found is not None
-    assert name_rules.allows(rules("pypi.org", "*.PythonHosted.org", "10.0.0.0/8"), found) is allowed
+    assert bool(name_rules.allowing(rules("pypi.org", "*.PythonHosted.org", "10.0.0.0/8"), found)) is allowed
+
+
+def test_of_several_rules_for_a_name_all_count():
+    given = [
+        Rule("a.b.example", ((443, 443),)),
+        Rule("*.example", ((80, 80),)),
+        Rule("a.b.example", ((22, 22),)),
+        Rule("*.b.example"),
+        Rule("b.example"),
+    ]
+    found = name_rules.rules_of(Egress(allow=tuple(given)))
+    assert found is not None and name_rules.allowing(found, (b"a", b"b", b"example")) == [given[0], given[2], given[3], given[1]]
 
 
 def test_a_label_with_a_dot_in_it_is_not_two():
-    assert not name_rules.allows(rules("pypi.org", "*.pypi.org"), (b"pypi.org",))
-    assert not name_rules.allows(rules("*.pypi.org"), (b"x.pypi.org",))
+    assert not name_rules.allowing(rules("pypi.org", "*.pypi.org"), (b"pypi.org",))
+    assert not name_rules.allowing(rules("*.pypi.org"), (b"x.pypi.org",))
 
 
 def test_addresses_of_a_name_are_admitted_and_told():
