@@ -42,7 +42,7 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
 from dockless.sched.engine.gpus.figures import Watch
 from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
-from dockless.sched.engine.host import host_supplies, own_cores, weights
+from dockless.sched.engine.host import host_supplies, own_cores, processors
 from dockless.sched.engine.lifecycle import ending, gang_ends, gangs, preempting, remains, starting
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
@@ -244,7 +244,7 @@ class Engine:
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
-        weights.ended(self, entry.job.uid)
+        processors.ended(self, entry.job.uid)
         entry.silent = False
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
