@@ -230,7 +230,7 @@ except OSError:
 
 
 def test_a_published_port_leads_inside(say):
-    code, out, err = say("run", "-dq", "--name", "web", "--network", "bridge", "-p", "127.0.0.1:8080:80", "--", PYTHON, "-c", SERVE)
+    code, _, err = say("run", "-dq", "--name", "web", "--network", "bridge", "-p", "127.0.0.1:8080:80", "--", PYTHON, "-c", SERVE)
     assert code == 0, err
     address, number = say("port", "web", "80")[1].strip().split(":")
 

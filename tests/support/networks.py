@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from dockless.native.netns import NetworkNamespace
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import host, netlink, rtnetlink
 
 _CLONE_NEWNET = 0x40000000
 
@@ -36,6 +36,8 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
                     setting.write(str(int(forward)))
         yield made
     finally:
+        while host._kept:  # sockets there that a program keeps for its next start
+            host._kept.popitem()[1].close()
         _enter(before)
         os.close(before)
         made.close()
