@@ -36,8 +36,7 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
                     setting.write(str(int(forward)))
         yield made
     finally:
-        while host._kept:  # sockets there that a program keeps for its next start
-            host._kept.popitem()[1].close()
+        host.let_go()
         _enter(before)
         os.close(before)
         made.close()
