@@ -77,8 +77,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also the host's own addresses and the
-    metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is refused is in the kernel's log."""
+    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also, where ``allow`` has them, the
+    host's own addresses and the metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is
+    refused is in the kernel's log."""
 
     allow: tuple[Rule, ...] | None = None
     host: bool = True

@@ -10,9 +10,9 @@
                                   │ a sandbox: SCM_RIGHTS ──────────────────────────────►│ gives it its program: run.taking
                                   │ begins another one, which the launcher does by itself
 
-Nothing that somebody sends is ever read: to connect is all there is to ask, and who asks is told by SO_PEERCRED. It sends one message to each,
-which the kernel keeps until it is read or the connection is closed, so nobody can make it wait. What it hands over it does not hold any
-more: a sandbox whose taker is killed ends, also when it has not even received it.
+Nothing that somebody sends is ever read: to connect is all there is to ask, and who asks is told by SO_PEERCRED. It sends one message to
+each, which the kernel keeps until it is read or the connection is closed, so nobody can make it wait. What it hands over it does not hold
+any more: a sandbox whose taker is killed ends, also when it has not even received it.
 
 It ends when it is asked to (SIGTERM), or when nobody has taken a sandbox for so long. However it ends, nothing of what waits is left: each
 has a leash.

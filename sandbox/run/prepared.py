@@ -42,8 +42,8 @@ _others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another process
-    has compiled it, and has started what it says."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another
+    process has compiled it, and has started what it says."""
 
     def __init__(self, resolved: Resolved, like: Prepared | None = None, plan: Plan | None = None) -> None:
         self.resolved = resolved
@@ -156,10 +156,11 @@ def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Pr
 
 
 def lending(spec: Spec, image: Image, idmap: IdMap, *, has_cgroup: bool) -> Prepared:
-    """The same for one that waits for nothing and lends its root, with this id map. Errors: as ``prepared``, and ``IdMapError``."""
+    """The same for one that waits for nothing and lends its root, with this id map. It is on no network, whatever its files say of names.
+    Errors: as ``prepared``, and ``IdMapError``."""
     found = resolve(spec, image, features.probe(), has_cgroup=has_cgroup)
     idmap.require(found.account.uid, found.account.gid, found.account.groups)
-    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True))
+    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True, shared_network=False))
 
 
 def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:
