@@ -40,8 +40,8 @@ _others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another process
-    has compiled it, and has started what it says."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another
+    process has compiled it, and has started what it says."""
 
     def __init__(self, resolved: Resolved, like: Prepared | None = None, plan: Plan | None = None) -> None:
         self.resolved = resolved
