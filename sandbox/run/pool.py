@@ -16,6 +16,7 @@ import _thread
 import contextlib
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
 
+_ASIDE = 0.003
+"""Seconds that whoever takes one has for herself before another begins: Python lets one thread go on at a time, and beginning one takes as
+long as a short program with its start and its end."""
 _NOBODY = ("true",)
 """The command of a plan that is given another."""
 
@@ -250,6 +254,7 @@ class Pool:
     def _fill_aside(self) -> None:
         full = False
         try:
+            time.sleep(_ASIDE)
             with contextlib.suppress(DocklessError, OSError):  # the next take says it, if it cannot be had then either
                 self._fill()
                 full = True
