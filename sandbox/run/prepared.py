@@ -18,7 +18,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd, own_namespace
 from dockless.sandbox import binds, features
-from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
+from dockless.sandbox.compile import ABOVE_LABEL, NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.gpus.environment import asks_for_files_alone
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
 from dockless.sandbox.resolve import check_shared_network, on_behalf, resolve, with_command
@@ -54,6 +54,8 @@ class Prepared:
         self._network: int = labelled.get(NETWORK_LABEL, -1) if like is None else like._network
         self.owner: int = labelled.get(OWNER_LABEL, -1) if like is None else like.owner
         """The slot of the socket by which one that waits is given its program."""
+        self.shared: dict[int, int] = {}
+        """Slots that are filled alike for all of its sandboxes: ``zygotic``."""
         self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
 
     def _rules(self) -> tuple[DeviceRule, ...]:
@@ -82,14 +84,16 @@ class Prepared:
     def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: SharedNetwork | None = None) -> dict[int, int]:
         """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
         What is only for this start is closed with ``opened``. ``ImageError`` for a layer that cannot be mounted."""
-        fds = {}
+        fds = dict(self.shared)
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
             if self.rules:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
             assert self.resolved.idmap is not None
-            if network is not None:
+            if self._userns in self.shared:
+                pass
+            elif network is not None:
                 fds[self._userns] = network.user
             elif self.resolved.reaches_others:
                 fds[self._userns] = own_namespace(self.resolved.idmap)

@@ -1,0 +1,379 @@
+"""A zygote and its calls, seen from the host.
+
+::
+
+    begin     a sandbox up to its BARRIER, which hands over its namespaces; the image's Python runs in it, and imports
+    calls     a pool of sandboxes that wait, each with a PID namespace below the zygote's
+    call      one of them, whose namespaces go to the zygote; it forks, and the child enters them            inside.py
+              the request and the answer pass between the child and us alone; then the sandbox is ended, with all that is in it
+    branch    the same, and the child stays a zygote
+
+The init of such a sandbox never leaves its BARRIER: what ends a call is the end of its sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM, send_fds, socket, socketpair
+
+from dockless.base.dataclass import copied
+from dockless.base.interrupts import waiting
+from dockless.base.path import Path
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import BadAnswer, CommandNotFound, DocklessError, SandboxGone, ZygoteError, ZygoteLost
+from dockless.native.userns import own_namespace
+from dockless.sandbox.run.pool import Pool, WaitingSandbox
+from dockless.sandbox.run.start import find_image, pins
+from dockless.sandbox.zygote import answers, plans
+from dockless.sandbox.zygote.answers import Conversation, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dockless.images import Image
+    from dockless.sandbox.run.prepared import Prepared
+    from dockless.sandbox.spec import Spec
+
+IMPORTING = 600.0
+"""Seconds that a zygote may take for its imports."""
+_PATIENCE = 30.0
+"""Seconds in which it takes a request: it does nothing else."""
+_SHOWN = 2000
+"""Bytes of what it printed before it failed."""
+
+
+class _Waiting(Pool):
+    """Sandboxes for calls."""
+
+    def __init__(self, spec: Spec, size: int, image: Image, pin: Sequence[int], ready: Callable[[bool], Prepared]) -> None:
+        super().__init__(spec, size=size)
+        self._image, self._pin, self._ready = image, list(pin), ready
+        self._closed = False
+
+    def _plan(self, has_cgroup: bool) -> Prepared:
+        plan = self._plans.get(has_cgroup)
+        if plan is None:
+            plan = self._plans[has_cgroup] = self._ready(has_cgroup)
+        return plan
+
+    def lend(self, count: int) -> tuple[WaitingSandbox, list[int]]:
+        """One of them and its namespaces, both the caller's to close. Errors: those of a start."""
+        while True:
+            found = self._next()
+            box = self._begin() if found is None else found
+            try:
+                spaces = box.namespaces(count)
+                self._refill()
+                return box, spaces
+            except BaseException as error:
+                box.__exit__(type(error), error, error.__traceback__)
+                if found is not None and isinstance(error, DocklessError):
+                    continue  # it has ended, or could not be made, of which the next one says why
+                raise
+
+
+class Node:
+    """A zygote: one that was begun, or a branch of another one. ``preload``: the modules that it imports beyond those of ``parent``.
+    Entering begins it; leaving ends it, its calls and its branches. Safe to use from several threads."""
+
+    def __init__(self, spec: Spec, preload: Sequence[str], *, size: int, parent: Node | None = None) -> None:
+        plans.check(spec)
+        self.spec, self.parent = spec, parent
+        self.preload = tuple(preload)
+        self.branches: list[Node] = []
+        self._size = size
+        self._opened = contextlib.ExitStack()
+        self._box: WaitingSandbox | None = None
+        self._control: socket | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self.version = ""
+
+    def __enter__(self) -> Node:
+        try:
+            self._begin()
+        except BaseException:
+            self._opened.close()
+            raise
+        if self.parent is not None:
+            self.parent.branches.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it. No error if it is closed."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        for branch in self.branches:
+            branch.close()
+        self._opened.close()
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """All that it was to import."""
+        return frozenset(self.preload) | (self.parent.modules if self.parent is not None else frozenset())
+
+    @property
+    def root(self) -> Node:
+        return self if self.parent is None else self.parent.root
+
+    def best(self, needs: frozenset[str]) -> Node:
+        """Of this one and its branches the one with the most of these modules, and none but these beyond its own."""
+        fit = [branch.best(needs) for branch in self.branches if not branch._closed and {*branch.preload} <= needs]
+        return max((self, *fit), key=lambda node: len(node.modules))
+
+    def _begin(self) -> None:
+        if self.parent is None:
+            self._image = find_image(self.spec.image)
+            self._pin = pins(self._image, self._opened)
+            idmap = plans.idmap_of(self.spec, self._image)
+            user = own_namespace(idmap)
+            self._opened.callback(os.close, user)
+            self._family = plans.Family(self.spec, self._image, user)
+            above = -1
+        else:
+            self._image, self._pin, self._family = self.parent._image, self.parent._pin, self.parent._family
+            above = self.parent._space
+        spec = copied(self.spec, argv=("true",), entrypoint=())
+        box = WaitingSandbox(spec)
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        output, printed = os.pipe2(os.O_CLOEXEC)
+        with contextlib.ExitStack() as here:
+            here.enter_context(theirs)
+            here.callback(os.close, output)
+            here.callback(os.close, printed)
+            self._control = self._opened.enter_context(ours)
+            box.prepare(self._image, self._pin, lambda grouped: self._family.zygote(has_cgroup=grouped, above=above))
+            self._opened.push(box)
+            self._box = box
+            assert box.plan is not None
+            self._kinds = plans.handed(box.plan)
+            spaces = box.namespaces(len(self._kinds))
+            for fd in spaces:
+                here.callback(os.close, fd)
+            self._space = os.dup(spaces[self._kinds.index("pid")])
+            self._opened.callback(os.close, self._space)
+            first: dict[str, Any] = {"preload": self.preload}
+            if self.parent is None:
+                first["settings"] = self._settings(box)
+                self._run(box, (theirs.fileno(), printed, printed))
+                self._status = -1
+            else:
+                self._status = self.parent._forked(b"branch", box, spaces, theirs.fileno(), (printed, printed))
+                self._opened.callback(os.close, self._status)
+            theirs.close()
+            ours.settimeout(_PATIENCE)
+            self._send([json.dumps(first).encode()], ())
+            self._await_ready(output)
+        self._calls = _Waiting(self.spec, self._size, self._image, self._pin, self._call_plan)
+        self._opened.callback(self._calls.close)
+        self._calls._refill()
+
+    def _call_plan(self, has_cgroup: bool) -> Prepared:
+        return self._family.call(has_cgroup=has_cgroup, above=self._space)
+
+    def _settings(self, box: WaitingSandbox) -> dict[str, Any]:
+        assert box.plan is not None and box.plan.command is not None
+        call = self._family.call(has_cgroup=False, above=self._space).plan
+        assert call.command is not None
+        own = {*box.plan.command.envp}
+        changed = dict(variable.split("=", 1) for variable in call.command.envp if variable not in own)
+        return {"kinds": self._kinds, "program": plans.program(call), "env": changed}
+
+    def _run(self, box: WaitingSandbox, stdio: tuple[int, int, int]) -> None:
+        script = Path(__file__).with_name("inside.py").read_text("utf-8")
+        argv = ("python3", "-c", script + "\nmain()\n")
+        try:
+            box.give(copied(box.spec, argv=argv, entrypoint=()), self._image, stdio)
+            box.await_program(self._image)
+        except CommandNotFound as error:
+            hint = "use an image with Python, such as python:3.12-slim; its directory must be in the image's PATH"
+            raise ZygoteError(f"the image {self.spec.image} has no python3", subject=self.spec.image, hint=hint) from error
+
+    def _await_ready(self, output: int) -> None:
+        """Until it has imported all. ``ZygoteError``, ``ZygoteLost``"""
+        assert self._control is not None
+        deadline, printed = time.monotonic() + IMPORTING, bytearray()
+        poller = select.poll()
+        for fd in (self._control.fileno(), output):
+            poller.register(fd, select.POLLIN)
+        ended = self._box.process.fileno() if self.parent is None and self._box is not None else self._status
+        poller.register(ended, select.POLLIN)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                what = f"the imports are not done after {IMPORTING:g} seconds"
+                raise ZygoteError(what, subject=", ".join(self.preload), hint=_printed(printed))
+            with waiting():
+                ready = {fd for fd, _ in poller.poll(math.ceil(left * 1000))}
+            if output in ready:
+                part = os.read(output, 1 << 16)
+                printed = (printed + part)[-_SHOWN:]
+                if not part:
+                    poller.unregister(output)
+            if self._control.fileno() in ready:
+                raw = self._control.recv(1 << 18)
+                if raw:
+                    self.version = _check_ready(raw, self.preload)
+                    return
+                poller.unregister(self._control.fileno())
+            elif ended in ready:
+                raise self._lost("before its imports were done", printed)
+
+    def _lost(self, when: str, printed: bytes | bytearray = b"") -> ZygoteLost:
+        why = ""
+        if self.parent is None and self._box is not None:
+            with contextlib.suppress(TimeoutError, DocklessError):
+                ended = self._box.process.wait(_PATIENCE / 30)
+                why = f" with signal {ended.signal}" if ended.signal else f" with exit code {ended.code}"
+        elif self._status >= 0:
+            with contextlib.suppress(OSError, ValueError, BadAnswer):
+                os.set_blocking(self._status, False)
+                why = _ending(json.loads(os.read(self._status, 4096)))
+        hint = _printed(printed) or "make another one; one of its modules, or the kernel for want of memory, has ended it"
+        return ZygoteLost(f"the zygote ended{why}, {when}", subject=self.spec.image, hint=hint)
+
+    def _send(self, data: list[bytes], fds: Sequence[int]) -> None:
+        assert self._control is not None
+        try:
+            send_fds(self._control, data, [*fds])
+        except TimeoutError:
+            hint = "a module has stopped it: make another one"
+            raise ZygoteLost("the zygote takes no request", subject=self.spec.image, hint=hint) from None
+        except OSError as error:
+            raise self._lost("when it was needed") from error
+
+    def _forked(self, kind: bytes, box: WaitingSandbox, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
+        """Have it fork into a sandbox that waits. The descriptor in which it says how that ends is the caller's."""
+        status, theirs = os.pipe2(os.O_CLOEXEC)
+        group = -1
+        try:
+            if box.cgroup is not None:
+                group = os.open(box.cgroup.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            self._send([kind], [*spaces, channel, theirs, *output, *([group] if group >= 0 else [])])
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(theirs)
+            if group >= 0:
+                os.close(group)
+        return status
+
+    def start(self, request: Mapping[str, Any], *, limit: int, most: int) -> Running:
+        """Begin a call. ``limit``, ``most``: bytes of its answer, and of each of its streams. Errors: ``ZygoteLost``, those of a start."""
+        if self._closed or self._control is None:
+            hint = "use it as a context manager: with dockless.Zygote(…) as zygote"
+            raise SandboxGone("the zygote is not open", subject=self.spec.image, hint=hint)
+        if os.getpid() != self._pid:
+            message = f"the zygote belongs to process {self._pid}, from which this one was forked"
+            raise ZygoteError(message, subject=str(self._pid), hint="make one of your own")
+        return Running(self, json.dumps({**request, "limit": limit}).encode(), limit, most)
+
+
+class Running:
+    """A call. ``wait`` ends it; it is to be called once. ``kill``: from any thread."""
+
+    def __init__(self, node: Node, request: bytes, limit: int, most: int) -> None:
+        self._opened = contextlib.ExitStack()
+        self._killed = False
+        self.out_of_memory = False
+        """Whether the kernel killed something of it for memory; known when it has ended without an answer."""
+        self._node = node
+        try:
+            self.box, spaces = node._calls.lend(len(node._kinds))
+            self._opened.push(self.box)
+            with contextlib.ExitStack() as here:
+                for fd in spaces:
+                    here.callback(os.close, fd)
+                ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+                self._opened.enter_context(ours)
+                here.enter_context(theirs)
+                pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+                for mine, its in pipes:
+                    self._opened.callback(os.close, mine)
+                    here.callback(os.close, its)
+                writers = (pipes[0][1], pipes[1][1])
+                self.box.give_away(writers)
+                status = node._forked(b"call", self.box, spaces, theirs.fileno(), writers)
+                self._opened.callback(os.close, status)
+            self._talk = Conversation(ours, status, (pipes[0][0], pipes[1][0]), request, limit=limit, most=most)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def wait(self, timeout: float = math.inf) -> Said:
+        """What came of it, when it and all that it has started have ended. ``BadAnswer``, ``ZygoteLost``"""
+        with self._opened:
+            said = self._talk.run(timeout)
+            if said.outcome is None and not said.late and not self._killed:
+                if said.status is None:
+                    raise self._node._lost("while a call ran")
+                group = self.box.cgroup
+                self.out_of_memory = group is not None and bool(group.usage(pressure=False).oom_kills)
+            return said
+
+    def kill(self) -> None:
+        """End it now."""
+        self._killed = True
+        with contextlib.suppress(DocklessError):
+            self.box.kill()
+
+
+def _check_ready(raw: bytes, preload: Sequence[str]) -> str:
+    """Python's version. ``ZygoteError``"""
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise BadAnswer("what the zygote says makes no sense", subject="zygote", hint="one of its modules has written to its socket")
+    if isinstance(said.get("ready"), str):
+        return str(said["ready"])
+    if "import" in said:
+        kind, message, trace, module = answers.texts(said["import"], "type", "message", "traceback", "module")
+        hint = "is it in the image, and on its PYTHONPATH? the traceback is in the error's notes"
+        failed = ZygoteError(f"the zygote cannot import {module[:200]}: {kind}: {message[:300]}", subject=module[:200], hint=hint)
+        failed.add_note(trace)
+        raise failed
+    if "threads" in said:
+        names = ", ".join(map(str, said["threads"]))[:300]
+        hint = "a fork has none of them, and what they hold stays locked: import a module that starts threads in the call instead"
+        raise ZygoteError(f"threads are running after the imports: {names}", subject=", ".join(preload), hint=hint)
+    if "shared" in said:
+        names = ", ".join(map(str, said["shared"]))[:300]
+        hint = "all calls could write to it: import the module that makes it in the call instead"
+        raise ZygoteError(f"memory is shared after the imports: {names}", subject=", ".join(preload), hint=hint)
+    raise BadAnswer("what the zygote says makes no sense", subject="zygote", hint="one of its modules has written to its socket")
+
+
+def _ending(status: Mapping[str, Any]) -> str:
+    raw = status.get("status")
+    if not isinstance(raw, int):
+        return ""
+    return ending(raw)
+
+
+def ending(raw: int) -> str:
+    """A raw wait status in words, wait(2)."""
+    if os.WIFSIGNALED(raw):
+        number = os.WTERMSIG(raw)
+        try:
+            return f" with signal {signal.Signals(number).name}"
+        except ValueError:
+            return f" with signal {number}"
+    return f" with exit code {os.WEXITSTATUS(raw)}"
+
+
+def _printed(text: bytes | bytearray) -> str:
+    return f"it printed: {text.decode('utf-8', 'replace').strip()}" if text.strip() else ""
