@@ -18,6 +18,7 @@ import base64
 import json
 import os
 import socket
+import struct
 import sys
 
 MYPY = False
@@ -109,13 +110,14 @@ def decode(coded: Any, depth: int = 0) -> Any:
     raise ValueError("an unknown tag")
 
 
-def _record(error: BaseException, skipped: int) -> Dict[str, str]:
-    """An exception as texts. ``skipped``: frames of ours at its beginning."""
+def _record(error: BaseException) -> Dict[str, str]:
+    """An exception as texts, without the frames of ours at its beginning."""
     import traceback
 
+    ours = _record.__code__.co_filename
     trace = error.__traceback__
-    while trace is not None and skipped:
-        trace, skipped = trace.tb_next, skipped - 1
+    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
+        trace = trace.tb_next
     try:
         message = str(error)
     except BaseException as another:
@@ -145,7 +147,9 @@ class _Kernel:
 
         self._ctypes = ctypes
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
         self._capset, self._pidfd_open = _CALLS[os.uname().machine]
+        self._loaded: Dict[bytes, Any] = {}
 
     def _checked(self, result: int, what: str) -> int:
         if result < 0:
@@ -160,8 +164,7 @@ class _Kernel:
         return int(self._checked(self._libc.syscall(self._pidfd_open, pid, 0), "pidfd_open"))
 
     def prctl(self, option: int, value: int = 0) -> int:
-        long = self._ctypes.c_ulong
-        return int(self._libc.prctl(option, long(value), long(0), long(0), long(0)))
+        return int(self._libc.prctl(option, value, 0, 0, 0))
 
     def drop_bounding(self, kept: int) -> None:
         for number in range(64):
@@ -176,17 +179,16 @@ class _Kernel:
         data = (self._ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
         self._checked(self._libc.syscall(self._capset, header, data), "capset")
 
-    def filter(self, program: bytes) -> None:
-        """Nothing may go wrong afterwards: it holds for all that follows."""
+    def load(self, program: bytes) -> int:
+        """Where a filter is in memory, as the kernel takes it."""
         ctypes = self._ctypes
-
-        class Program(ctypes.Structure):
-            _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-
         kept = ctypes.create_string_buffer(program, len(program))
-        whole = Program(len(program) // 8, ctypes.cast(kept, ctypes.c_void_p).value)
-        long = ctypes.c_ulong
-        self._checked(self._libc.prctl(_SET_SECCOMP, long(2), ctypes.byref(whole), long(0), long(0)), "install the seccomp filter")
+        whole = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(kept)))
+        self._loaded[program] = kept, whole
+        return int(ctypes.addressof(whole))
+
+    def filter(self, at: int) -> None:
+        self._checked(self._libc.prctl(_SET_SECCOMP, 2, at, 0, 0), "install the seccomp filter")
 
     def flush(self) -> None:
         self._libc.fflush(None)
@@ -232,7 +234,7 @@ def _become(kernel: _Kernel, program: List[Dict[str, Any]]) -> None:
             if kernel.prctl(_NO_NEW_PRIVS, 1) < 0:
                 raise OSError("no_new_privs cannot be set")
         elif name == "SECCOMP":
-            kernel.filter(base64.b64decode(op["a"]))
+            kernel.filter(op["at"])
         else:
             raise ValueError("a plan with %s" % name)
 
@@ -254,6 +256,7 @@ class _Zygote:
         self.settings: Dict[str, Any] = {}
         self.children: Dict[int, Tuple[int, int]] = {}
         self.kernel = _Kernel()
+        self.own = -1
 
     def serve(self) -> NoReturn:
         """Import what is asked for, then fork until the other end is closed."""
@@ -266,6 +269,9 @@ class _Zygote:
             os.close(fd)
         asked = json.loads(first)
         self.settings.update(asked.get("settings") or {})
+        for op in self.settings["program"]:
+            if op["name"] == "SECCOMP":
+                op["at"] = self.kernel.load(base64.b64decode(op["a"]))
         failure = _import(asked["preload"]) or _threads() or _shared_memory()
         self.say(failure or {"ready": sys.version.split()[0]})
         if failure:
@@ -274,6 +280,7 @@ class _Zygote:
         for fd in (1, 2):
             os.dup2(null, fd)
         os.close(null)
+        self.own = os.open("/proc/self/ns/pid", os.O_RDONLY)
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
         while True:
@@ -305,14 +312,13 @@ class _Zygote:
         call, status, out, err = fds[len(kinds) : len(kinds) + 4]
         group = fds[len(kinds) + 4 :]
         try:
-            with open("/proc/self/ns/pid") as own:
-                self.kernel.setns(spaces["pid"], "pid")
-                try:
-                    pid = os.fork()
-                    if not pid:
-                        _child(self, kind, spaces, call, (out, err), group)
-                finally:
-                    self.kernel.setns(own.fileno(), "pid")  # a thread is born where its process is
+            self.kernel.setns(spaces["pid"], "pid")
+            try:
+                pid = os.fork()
+                if not pid:
+                    _child(self, kind, spaces, call, (out, err), group)
+            finally:
+                self.kernel.setns(self.own, "pid")  # a thread is born where its process is
             pidfd = self.kernel.pidfd_open(pid)
         except BaseException as error:
             os.write(status, json.dumps({"failed": str(error)[:500]}).encode())
@@ -369,20 +375,19 @@ def _child(zygote: _Zygote, kind: bytes, spaces: Dict[str, int], call: int, outp
 
 def _called(channel: socket.socket, kernel: _Kernel) -> Tuple[int, Dict[str, Any]]:
     """What became of what the channel asks for, and how long the answer may be."""
-    with channel.makefile("rb") as stream:
-        asked = json.loads(stream.read(int.from_bytes(stream.read(8), "big")))
+    asked = json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 8), "big")))
     outcome: Dict[str, Any]
     try:
         value = _run(asked)
     except BaseException as error:
-        outcome = {"raised": _record(error, 2)}
+        outcome = {"raised": _record(error)}
     else:
         try:
             outcome = {"value": encode(value)}
         except Unencodable as error:
             outcome = {"unsent": str(error)}
         except BaseException as error:
-            outcome = {"raised": _record(error, 0)}
+            outcome = {"raised": _record(error)}
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -390,6 +395,16 @@ def _called(channel: socket.socket, kernel: _Kernel) -> Tuple[int, Dict[str, Any
             pass
     kernel.flush()
     return asked["limit"], outcome
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        part = channel.recv(min(size - len(raw), 1 << 20))
+        if not part:  # nobody needs us any more
+            os._exit(0)
+        raw += part
+    return bytes(raw)
 
 
 def _run(asked: Dict[str, Any]) -> Any:
@@ -452,7 +467,7 @@ def _import(names: List[str]) -> Dict[str, Any]:
         try:
             importlib.import_module(name)
         except BaseException as error:
-            return {"import": dict(_record(error, 1), module=name)}
+            return {"import": dict(_record(error), module=name)}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return {}
@@ -497,6 +512,6 @@ def main() -> None:
     try:
         zygote = _Zygote(control)
     except ImportError as error:
-        control.sendall(json.dumps({"import": dict(_record(error, 1), module="ctypes")}).encode())
+        control.sendall(json.dumps({"import": dict(_record(error), module="ctypes")}).encode())
         return
     zygote.serve()

@@ -13,6 +13,7 @@ The init of such a sandbox never leaves its BARRIER: what ends a call is the end
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import math
@@ -20,6 +21,7 @@ import os
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM, send_fds, socket, socketpair
 
@@ -27,6 +29,7 @@ from dockless.base.dataclass import copied
 from dockless.base.interrupts import waiting
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.waits import readable
 from dockless.errors import BadAnswer, CommandNotFound, DocklessError, SandboxGone, ZygoteError, ZygoteLost
 from dockless.native.userns import own_namespace
 from dockless.sandbox.run.pool import Pool, WaitingSandbox
@@ -35,8 +38,6 @@ from dockless.sandbox.zygote import answers, plans
 from dockless.sandbox.zygote.answers import Conversation, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dockless.images import Image
     from dockless.sandbox.run.prepared import Prepared
     from dockless.sandbox.spec import Spec
@@ -45,38 +46,129 @@ IMPORTING = 600.0
 """Seconds that a zygote may take for its imports."""
 _PATIENCE = 30.0
 """Seconds in which it takes a request: it does nothing else."""
+_AHEAD = 2
+"""Sandboxes that are begun while others get their processes."""
 _SHOWN = 2000
 """Bytes of what it printed before it failed."""
 
 
-class _Waiting(Pool):
-    """Sandboxes for calls."""
+class _Seat(WaitingSandbox):
+    """A sandbox for a call, and when it is ``taken``, the process in it that waits for what it is to call."""
 
-    def __init__(self, spec: Spec, size: int, image: Image, pin: Sequence[int], ready: Callable[[bool], Prepared]) -> None:
-        super().__init__(spec, size=size)
-        self._image, self._pin, self._ready = image, list(pin), ready
+    def take(self, node: Node) -> None:
+        """Have the zygote fork into it. Errors: those of a start, ``ZygoteLost``"""
+        with contextlib.ExitStack() as here:
+            spaces = self.namespaces(len(node.kinds))
+            for fd in spaces:
+                here.callback(os.close, fd)
+            self.channel, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+            self._stack.enter_context(self.channel)
+            here.enter_context(theirs)
+            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+            for mine, its in pipes:
+                self._stack.callback(os.close, mine)
+                here.callback(os.close, its)
+            self.output = pipes[0][0], pipes[1][0]
+            writers = pipes[0][1], pipes[1][1]
+            self.give_away(writers)
+            self.status = node.forked(b"call", self, spaces, theirs.fileno(), writers)
+            self._stack.callback(os.close, self.status)
+
+    @property
+    def sound(self) -> bool:
+        """Whether its process still waits."""
+        return self.alive and not readable(self.status, 0) and not readable(self.channel.fileno(), 0)
+
+
+class _Seats(Pool):
+    """Sandboxes for calls. Some have been begun, and wait at their BARRIER; ``size`` of them have their process."""
+
+    def __init__(self, node: Node, size: int, image: Image, pin: Sequence[int]) -> None:
+        super().__init__(node.spec, size=size)
+        self._node = node
+        self._image, self._pin = image, list(pin)
         self._closed = False
+        self._begun: deque[_Seat] = deque()
+        self._used: deque[_Seat] = deque()
+        self._ending = _thread.allocate_lock()
 
     def _plan(self, has_cgroup: bool) -> Prepared:
         plan = self._plans.get(has_cgroup)
         if plan is None:
-            plan = self._plans[has_cgroup] = self._ready(has_cgroup)
+            plan = self._plans[has_cgroup] = self._node.call_plan(has_cgroup)
         return plan
 
-    def lend(self, count: int) -> tuple[WaitingSandbox, list[int]]:
-        """One of them and its namespaces, both the caller's to close. Errors: those of a start."""
-        while True:
-            found = self._next()
-            box = self._begin() if found is None else found
+    def _begin(self) -> _Seat:
+        box = _Seat(self.spec)
+        box.prepare(self._image, self._pin, self._plan)
+        return box
+
+    def _fill(self) -> None:
+        while not self._closed and len(self._waiting) < self.size:
+            while len(self._begun) < _AHEAD:
+                self._begun.append(self._begin())
+            box = self._begun.popleft()
             try:
-                spaces = box.namespaces(count)
-                self._refill()
-                return box, spaces
+                box.take(self._node)
             except BaseException as error:
                 box.__exit__(type(error), error, error.__traceback__)
-                if found is not None and isinstance(error, DocklessError):
-                    continue  # it has ended, or could not be made, of which the next one says why
                 raise
+            with self._lock:
+                if not self._closed:
+                    self._waiting.append(box)
+                    continue
+            box.__exit__(None, None, None)
+
+    def lend(self) -> _Seat:
+        """One of them; the caller leaves it. Errors: those of a start, ``ZygoteLost``"""
+        while (box := self._next()) is not None:
+            if isinstance(box, _Seat) and box.sound:
+                self._refill()
+                return box
+            box.__exit__(None, None, None)
+        box = self._begin()
+        try:
+            self._refill()
+            box.take(self._node)
+        except BaseException as error:
+            box.__exit__(type(error), error, error.__traceback__)
+            raise
+        return box
+
+    def end(self, box: _Seat) -> None:
+        """Kill all that is in one that was lent. That it is over, and gone from the disk, nobody waits for here."""
+        with contextlib.suppress(DocklessError):
+            box.kill()
+        self._used.append(box)
+        if self._ending.acquire(blocking=False):
+            try:
+                _thread.start_new_thread(self._end_aside, ())
+            except RuntimeError:  # no thread is to be had: with the next one, or at the end
+                self._ending.release()
+
+    def _end_aside(self) -> None:
+        try:
+            self._end_used()
+        finally:
+            self._ending.release()
+
+    def _end_used(self) -> None:
+        while True:
+            try:
+                box = self._used.popleft()
+            except IndexError:
+                return
+            with contextlib.suppress(DocklessError, OSError):  # what is left of it is found at the next start of anything
+                box.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End all that wait, and wait for the end of all that were lent and given back."""
+        super().close()
+        if os.getpid() == self._pid:
+            while self._begun:
+                self._begun.popleft().__exit__(None, None, None)
+            with self._ending:
+                self._end_used()
 
 
 class Node:
@@ -157,11 +249,11 @@ class Node:
             self._opened.push(box)
             self._box = box
             assert box.plan is not None
-            self._kinds = plans.handed(box.plan)
-            spaces = box.namespaces(len(self._kinds))
+            self.kinds = plans.handed(box.plan)
+            spaces = box.namespaces(len(self.kinds))
             for fd in spaces:
                 here.callback(os.close, fd)
-            self._space = os.dup(spaces[self._kinds.index("pid")])
+            self._space = os.dup(spaces[self.kinds.index("pid")])
             self._opened.callback(os.close, self._space)
             first: dict[str, Any] = {"preload": self.preload}
             if self.parent is None:
@@ -169,17 +261,18 @@ class Node:
                 self._run(box, (theirs.fileno(), printed, printed))
                 self._status = -1
             else:
-                self._status = self.parent._forked(b"branch", box, spaces, theirs.fileno(), (printed, printed))
+                self._status = self.parent.forked(b"branch", box, spaces, theirs.fileno(), (printed, printed))
                 self._opened.callback(os.close, self._status)
             theirs.close()
             ours.settimeout(_PATIENCE)
             self._send([json.dumps(first).encode()], ())
             self._await_ready(output)
-        self._calls = _Waiting(self.spec, self._size, self._image, self._pin, self._call_plan)
-        self._opened.callback(self._calls.close)
-        self._calls._refill()
+        self._seats = _Seats(self, self._size, self._image, self._pin)
+        self._opened.callback(self._seats.close)
+        self._seats._refill()
 
-    def _call_plan(self, has_cgroup: bool) -> Prepared:
+    def call_plan(self, has_cgroup: bool) -> Prepared:
+        """The plan of a sandbox for a call."""
         return self._family.call(has_cgroup=has_cgroup, above=self._space)
 
     def _settings(self, box: WaitingSandbox) -> dict[str, Any]:
@@ -188,7 +281,7 @@ class Node:
         assert call.command is not None
         own = {*box.plan.command.envp}
         changed = dict(variable.split("=", 1) for variable in call.command.envp if variable not in own)
-        return {"kinds": self._kinds, "program": plans.program(call), "env": changed}
+        return {"kinds": self.kinds, "program": plans.program(call), "env": changed}
 
     def _run(self, box: WaitingSandbox, stdio: tuple[int, int, int]) -> None:
         script = Path(__file__).with_name("inside.py").read_text("utf-8")
@@ -253,7 +346,7 @@ class Node:
         except OSError as error:
             raise self._lost("when it was needed") from error
 
-    def _forked(self, kind: bytes, box: WaitingSandbox, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
+    def forked(self, kind: bytes, box: WaitingSandbox, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
         """Have it fork into a sandbox that waits. The descriptor in which it says how that ends is the caller's."""
         status, theirs = os.pipe2(os.O_CLOEXEC)
         group = -1
@@ -285,36 +378,16 @@ class Running:
     """A call. ``wait`` ends it; it is to be called once. ``kill``: from any thread."""
 
     def __init__(self, node: Node, request: bytes, limit: int, most: int) -> None:
-        self._opened = contextlib.ExitStack()
         self._killed = False
         self.out_of_memory = False
         """Whether the kernel killed something of it for memory; known when it has ended without an answer."""
         self._node = node
-        try:
-            self.box, spaces = node._calls.lend(len(node._kinds))
-            self._opened.push(self.box)
-            with contextlib.ExitStack() as here:
-                for fd in spaces:
-                    here.callback(os.close, fd)
-                ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
-                self._opened.enter_context(ours)
-                here.enter_context(theirs)
-                pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
-                for mine, its in pipes:
-                    self._opened.callback(os.close, mine)
-                    here.callback(os.close, its)
-                writers = (pipes[0][1], pipes[1][1])
-                self.box.give_away(writers)
-                status = node._forked(b"call", self.box, spaces, theirs.fileno(), writers)
-                self._opened.callback(os.close, status)
-            self._talk = Conversation(ours, status, (pipes[0][0], pipes[1][0]), request, limit=limit, most=most)
-        except BaseException:
-            self._opened.close()
-            raise
+        self.box = box = node._seats.lend()
+        self._talk = Conversation(box.channel, box.status, box.output, request, limit=limit, most=most)
 
     def wait(self, timeout: float = math.inf) -> Said:
         """What came of it, when it and all that it has started have ended. ``BadAnswer``, ``ZygoteLost``"""
-        with self._opened:
+        try:
             said = self._talk.run(timeout)
             if said.outcome is None and not said.late and not self._killed:
                 if said.status is None:
@@ -322,6 +395,8 @@ class Running:
                 group = self.box.cgroup
                 self.out_of_memory = group is not None and bool(group.usage(pressure=False).oom_kills)
             return said
+        finally:
+            self._node._seats.end(self.box)
 
     def kill(self) -> None:
         """End it now."""
