@@ -142,7 +142,7 @@ def value_of(outcome: Mapping[str, Any]) -> object:
 
     try:
         return decode(outcome["value"])
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise _nonsense(str(error)) from None
 
 
@@ -151,6 +151,13 @@ def texts(record: object, *names: str) -> list[str]:
     if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in names):
         raise _nonsense("no record of an exception")
     return [record[name] for name in names]
+
+
+def names(listed: object) -> str:
+    """For an error's message. ``BadAnswer``"""
+    if not isinstance(listed, list):
+        raise _nonsense("no list")
+    return ", ".join(map(str, listed[:20]))[:300]
 
 
 def _nonsense(what: str) -> BadAnswer:

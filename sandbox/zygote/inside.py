@@ -31,6 +31,8 @@ _INTEGER = 1 << 64
 _BITS = 1 << 20
 _TEXT = 1 << 16
 """Characters of an exception's message, and of its traceback."""
+_ALIKE = 64
+"""Keys that may have one hash."""
 _CONTAINERS = ((tuple, "t"), (set, "s"), (frozenset, "z"))
 
 
@@ -101,13 +103,26 @@ def decode(coded: Any, depth: int = 0) -> Any:
         return complex(real, imaginary)
     try:
         if tag == "d":
-            return {decode(key, depth + 1): decode(each, depth + 1) for key, each in inner}
+            pairs = [(decode(key, depth + 1), decode(each, depth + 1)) for key, each in inner]
+            _check_hashes([key for key, _ in pairs])
+            return dict(pairs)
         for kind, known in _CONTAINERS:
             if tag == known:
-                return kind(decode(each, depth + 1) for each in inner)
+                items = [decode(each, depth + 1) for each in inner]
+                if kind is not tuple:
+                    _check_hashes(items)
+                return kind(items)
     except TypeError as error:  # not to be hashed, or no pair
         raise ValueError(str(error)) from None
     raise ValueError("an unknown tag")
+
+
+def _check_hashes(keys: List[Any]) -> None:
+    """Numbers can be chosen so that all have one hash: a dict of them would take for ever to make."""
+    if len(keys) > _ALIKE:
+        hashes = sorted(map(hash, keys))
+        if any(hashes[at] == hashes[at - _ALIKE] for at in range(_ALIKE, len(hashes))):
+            raise ValueError("keys of one hash")
 
 
 def _record(error: BaseException) -> Dict[str, str]:

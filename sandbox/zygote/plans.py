@@ -7,18 +7,20 @@ below the zygote's: nobody in it sees the zygote, or another call. pid_namespace
 from __future__ import annotations
 
 import base64
+import errno
 import struct
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import Unsupported
 from dockless.sandbox import capabilities, features
+from dockless.sandbox.command import directory
 from dockless.sandbox.compile import ABOVE_LABEL, USERNS_LABEL
 from dockless.sandbox.plan.builder import NEW_NS
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.run.prepared import Prepared
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import Spec, Tmpfs
 
 if TYPE_CHECKING:
     from dockless.base.idmaps import IdMap
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
 """In the order in which they are handed over, native/launcher/door.c."""
+_WRITABLE = ("/tmp", "/var/tmp")
+"""For modules that write while they are imported. Else the zygote's root is read-only: /proc/self/exe of a call leads into it."""
 RIGHTS = ("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETPCAP")
 """What entering the namespaces of a call takes, setns(2), and becoming its user."""
+_CLONE_PARENT = 0x8000
 _NO_LIMIT = (1 << 64) - 1
 
 
@@ -42,7 +47,12 @@ class Family:
 
     def zygote(self, *, has_cgroup: bool, above: int = -1) -> Prepared:
         """Of one in which a zygote runs. ``above``: a descriptor of the PID namespace in which it is born, -1 for the host's."""
-        spec = replace(self.spec, user="0:0", groups=(), rlimits=(), timeout=0.0, idle_timeout=0.0, ttl=0.0)
+        mounts = self.spec.mounts + tuple(
+            Tmpfs(path) for path in _WRITABLE if not any(directory(mount.target) == path for mount in self.spec.mounts)
+        )
+        spec = replace(
+            self.spec, user="0:0", groups=(), rlimits=(), timeout=0.0, idle_timeout=0.0, ttl=0.0, root="readonly", mounts=mounts
+        )  # fmt: skip
         found = resolve(spec, self.image, features.probe(), has_cgroup=has_cgroup)
         mask = found.capabilities | capabilities.mask(RIGHTS)
         return self._prepared(replace(found, capabilities=mask, seccomp=_filter(found)), above)
@@ -104,7 +114,8 @@ def _arguments(name: str, a: str | bytes | int, b: str | bytes | int) -> dict[st
 
 
 def _filter(found: Resolved) -> bytes:
-    """Of the default profile without CAP_SYS_ADMIN, and setns(2) for what a call enters."""
+    """Of the default profile without CAP_SYS_ADMIN, and setns(2) for what a call enters. It holds for calls as well, besides their own.
+    What they start must be theirs, not the zygote's: a child that nobody collects keeps a PID namespace, pid_namespaces(7)."""
     from dockless.sandbox.seccomp import seccomp
 
     default = seccomp.default_profile()
@@ -113,7 +124,13 @@ def _filter(found: Resolved) -> bytes:
         "action": "SCMP_ACT_ALLOW",
         "args": [{"index": 1, "value": NEW_NS[kind], "op": "SCMP_CMP_EQ"} for kind in KINDS],
     }
-    profile = {**default, "syscalls": [enter, *default["syscalls"]]}
+    sibling = {
+        "names": ["clone"],
+        "action": "SCMP_ACT_ERRNO",
+        "errnoRet": errno.EPERM,
+        "args": [{"index": 0, "value": _CLONE_PARENT, "valueTwo": _CLONE_PARENT, "op": "SCMP_CMP_MASKED_EQ"}],
+    }
+    profile = {**default, "syscalls": [enter, sibling, *default["syscalls"]]}
     return seccomp.compile_profile(profile, capabilities.PROFILES["default"], found.features.machine)
 
 

@@ -208,6 +208,8 @@ class Node:
         self._closed = True
         for branch in self.branches:
             branch.close()
+        if self._box is not None and self._box.prepared:
+            self._box.kill()  # and with its PID namespace all that lie below
         self._opened.close()
 
     @property
@@ -422,11 +424,11 @@ def _check_ready(raw: bytes, preload: Sequence[str]) -> str:
         failed.add_note(trace)
         raise failed
     if "threads" in said:
-        names = ", ".join(map(str, said["threads"]))[:300]
+        names = answers.names(said["threads"])
         hint = "a fork has none of them, and what they hold stays locked: import a module that starts threads in the call instead"
         raise ZygoteError(f"threads are running after the imports: {names}", subject=", ".join(preload), hint=hint)
     if "shared" in said:
-        names = ", ".join(map(str, said["shared"]))[:300]
+        names = answers.names(said["shared"])
         hint = "all calls could write to it: import the module that makes it in the call instead"
         raise ZygoteError(f"memory is shared after the imports: {names}", subject=", ".join(preload), hint=hint)
     raise BadAnswer("what the zygote says makes no sense", subject="zygote", hint="one of its modules has written to its socket")
