@@ -24,7 +24,7 @@ from dockless.sandbox.spec import RLIMITS
 USERNS_LABEL = "user namespace"
 NETWORK_LABEL = "network that several sandboxes share"
 OWNER_LABEL = "who says what runs"
-ABOVE_LABEL = "PID namespace above it"
+ABOVE_LABEL = "zygote's PID namespace"
 _SIGKILL = 9
 _ALL_CAPS = (1 << 64) - 1
 

@@ -30,7 +30,7 @@ from dockless.base.interrupts import waiting
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.waits import readable
-from dockless.errors import BadAnswer, CommandNotFound, DocklessError, SandboxGone, ZygoteError, ZygoteLost
+from dockless.errors import BadAnswer, CommandNotFound, DocklessError, LaunchFailed, SandboxGone, ZygoteError, ZygoteLost
 from dockless.native.userns import own_namespace
 from dockless.sandbox.run.pool import Pool, WaitingSandbox
 from dockless.sandbox.run.start import find_image, pins
@@ -126,12 +126,16 @@ class _Seats(Pool):
                 self._refill()
                 return box
             box.__exit__(None, None, None)
-        box = self._begin()
+        box = None
         try:
+            box = self._begin()
             self._refill()
             box.take(self._node)
         except BaseException as error:
-            box.__exit__(type(error), error, error.__traceback__)
+            if box is not None:
+                box.__exit__(type(error), error, error.__traceback__)
+            if isinstance(error, LaunchFailed) and self._node.ended:  # no process is born where it was
+                raise self._node.lost("when it was needed") from error
             raise
         return box
 
@@ -323,9 +327,15 @@ class Node:
                     return
                 poller.unregister(self._control.fileno())
             elif ended in ready:
-                raise self._lost("before its imports were done", printed)
+                raise self.lost("before its imports were done", printed)
 
-    def _lost(self, when: str, printed: bytes | bytearray = b"") -> ZygoteLost:
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, closed or not."""
+        above = self.parent is not None and self.parent.ended
+        return above or self._closed or self._box is None or not self._box.alive or (self._status >= 0 and readable(self._status, 0))
+
+    def lost(self, when: str, printed: bytes | bytearray = b"") -> ZygoteLost:
         why = ""
         if self.parent is None and self._box is not None:
             with contextlib.suppress(TimeoutError, DocklessError):
@@ -346,7 +356,7 @@ class Node:
             hint = "a module has stopped it: make another one"
             raise ZygoteLost("the zygote takes no request", subject=self.spec.image, hint=hint) from None
         except OSError as error:
-            raise self._lost("when it was needed") from error
+            raise self.lost("when it was needed") from error
 
     def forked(self, kind: bytes, box: WaitingSandbox, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
         """Have it fork into a sandbox that waits. The descriptor in which it says how that ends is the caller's."""
@@ -393,7 +403,7 @@ class Running:
             said = self._talk.run(timeout)
             if said.outcome is None and not said.late and not self._killed:
                 if said.status is None:
-                    raise self._node._lost("while a call ran")
+                    raise self._node.lost("while a call ran")
                 group = self.box.cgroup
                 self.out_of_memory = group is not None and bool(group.usage(pressure=False).oom_kills)
             return said

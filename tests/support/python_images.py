@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from support.make_image import Entry, config, directory, file, make_oci_layout, rootfs_entries, symlink
@@ -56,8 +57,11 @@ def entries(packages: Path | None = None) -> list[Entry]:
     return [*(item for item in rootfs_entries() if item.name not in names), *made, *own]
 
 
-def load(where: Path, name: str = "python:test", packages: Path | None = None) -> str:
-    """Its name in the store."""
-    layout = make_oci_layout(where / "layout-python", [entries(packages)], config(), name, compression="none")
+def load(
+    where: Path, name: str = "python:test", packages: Path | None = None, more: Iterable[Entry] = (), env: Mapping[str, str] | None = None
+) -> str:
+    """Its name in the store. ``more``: files of a second layer. ``env``: its variables, besides PATH."""
+    layers = [entries(packages), *([[*more]] if more else [])]
+    layout = make_oci_layout(where / "layout-python", layers, config(env=env), name, compression="none")
     Store().load(layout)
     return name
