@@ -18,7 +18,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd, own_namespace
 from dockless.sandbox import binds, features
-from dockless.sandbox.compile import ABOVE_LABEL, NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
+from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.gpus.environment import asks_for_files_alone
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
 from dockless.sandbox.resolve import check_shared_network, on_behalf, resolve, with_command

@@ -4,7 +4,7 @@ encoding of values from here.
 ::
 
     zygote    imports the modules, then waits on its control socket (descriptor 0)
-    a call    one datagram with descriptors: the namespaces of a sandbox that waits, a socket for the call, a pipe for its status, its output
+    a call    one datagram with descriptors: namespaces of a sandbox that waits, a socket for the call, a pipe for its status, its output
               fork: the child is born in that sandbox's PID namespace, enters the others, becomes what any program there is, and is called
     a branch  the same, but it stays a zygote: it imports more, and waits on that socket
 
@@ -23,7 +23,7 @@ import sys
 
 MYPY = False
 if MYPY:
-    from typing import Any, Dict, List, NoReturn, Tuple
+    from typing import Any, NoReturn
 
 DEPTH = 64
 """Containers within containers."""
@@ -51,17 +51,17 @@ def encode(value: Any, depth: int = 0) -> Any:
         if -_INTEGER < number < _INTEGER:
             return number
         if number.bit_length() > _BITS:
-            raise Unencodable("an int of more than %d bits" % _BITS)
+            raise Unencodable(f"an int of more than {_BITS} bits")
         return {"i": hex(number)}
     if isinstance(value, float):
-        number = float(value)
-        return number if number - number == 0 else {"f": repr(number)}
+        real = float(value)
+        return real if real - real == 0 else {"f": repr(real)}
     if isinstance(value, complex):
         return {"c": [encode(value.real), encode(value.imag)]}
     if isinstance(value, (bytes, bytearray)):
         return {"b" if isinstance(value, bytes) else "a": base64.b64encode(value).decode("ascii")}
     if depth >= DEPTH:
-        raise Unencodable("containers within containers, more than %d deep" % DEPTH)
+        raise Unencodable(f"containers within containers, more than {DEPTH} deep")
     if isinstance(value, list):
         return [encode(each, depth + 1) for each in value]
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     for kind, tag in _CONTAINERS:
         if isinstance(value, kind):
             return {tag: [encode(each, depth + 1) for each in value]}
-    raise Unencodable("%s.%s" % (type(value).__module__, type(value).__qualname__))
+    raise Unencodable(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 def decode(coded: Any, depth: int = 0) -> Any:
@@ -117,7 +117,7 @@ def decode(coded: Any, depth: int = 0) -> Any:
     raise ValueError("an unknown tag")
 
 
-def _check_hashes(keys: List[Any]) -> None:
+def _check_hashes(keys: list[Any]) -> None:
     """Numbers can be chosen so that all have one hash: a dict of them would take for ever to make."""
     if len(keys) > _ALIKE:
         hashes = sorted(map(hash, keys))
@@ -125,7 +125,7 @@ def _check_hashes(keys: List[Any]) -> None:
             raise ValueError("keys of one hash")
 
 
-def _record(error: BaseException) -> Dict[str, str]:
+def _record(error: BaseException) -> dict[str, str]:
     """An exception as texts, without the frames of ours at its beginning."""
     import traceback
 
@@ -136,13 +136,13 @@ def _record(error: BaseException) -> Dict[str, str]:
     try:
         message = str(error)
     except BaseException as another:
-        message = "<its message cannot be made: %s>" % type(another).__name__
+        message = f"<its message cannot be made: {type(another).__name__}>"
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except BaseException:
         text = ""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else "%s.%s" % (kind.__module__, kind.__qualname__)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return {"type": name[:200], "message": message[:_TEXT], "traceback": text[-_TEXT:]}
 
 
@@ -164,16 +164,16 @@ class _Kernel:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
         self._capset, self._pidfd_open = _CALLS[os.uname().machine]
-        self._loaded: Dict[bytes, Any] = {}
+        self._loaded: dict[bytes, Any] = {}
 
     def _checked(self, result: int, what: str) -> int:
         if result < 0:
             number = self._ctypes.get_errno()
-            raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+            raise OSError(number, f"{what}: {os.strerror(number)}")
         return result
 
     def setns(self, fd: int, kind: str) -> None:
-        self._checked(self._libc.setns(fd, _KINDS[kind]), "enter the %s namespace" % kind)
+        self._checked(self._libc.setns(fd, _KINDS[kind]), f"enter the {kind} namespace")
 
     def pidfd_open(self, pid: int) -> int:
         return int(self._checked(self._libc.syscall(self._pidfd_open, pid, 0), "pidfd_open"))
@@ -209,7 +209,7 @@ class _Kernel:
         self._libc.fflush(None)
 
 
-def _become(kernel: _Kernel, program: List[Dict[str, Any]]) -> None:
+def _become(kernel: _Kernel, program: list[dict[str, Any]]) -> None:
     """What the plan of the sandbox says of its program: ids, limits, capabilities, the filter, in its order. sandbox/compile.py"""
     for op in program:
         name, x = op["name"], op["x"]
@@ -251,10 +251,10 @@ def _become(kernel: _Kernel, program: List[Dict[str, Any]]) -> None:
         elif name == "SECCOMP":
             kernel.filter(op["at"])
         else:
-            raise ValueError("a plan with %s" % name)
+            raise ValueError(f"a plan with {name}")
 
 
-def _close_all_but(kept: Tuple[int, ...]) -> None:
+def _close_all_but(kept: tuple[int, ...]) -> None:
     """What the modules had open is the zygote's, and its files' parents lead to its root."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -268,8 +268,8 @@ def _close_all_but(kept: Tuple[int, ...]) -> None:
 class _Zygote:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
-        self.settings: Dict[str, Any] = {}
-        self.children: Dict[int, Tuple[int, int]] = {}
+        self.settings: dict[str, Any] = {}
+        self.children: dict[int, tuple[int, int]] = {}
         self.kernel = _Kernel()
         self.own = -1
 
@@ -308,7 +308,7 @@ class _Zygote:
                     os._exit(0)
                 self.fork(kind, fds, poller)
 
-    def receive(self) -> Tuple[bytes, List[int]]:
+    def receive(self) -> tuple[bytes, list[int]]:
         import array
 
         fds = array.array("i")
@@ -318,12 +318,12 @@ class _Zygote:
                 fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
         return data, list(fds)
 
-    def say(self, what: Dict[str, Any]) -> None:
+    def say(self, what: dict[str, Any]) -> None:
         self.control.sendall(json.dumps(what).encode())
 
-    def fork(self, kind: bytes, fds: List[int], poller: Any) -> None:
+    def fork(self, kind: bytes, fds: list[int], poller: Any) -> None:
         kinds = self.settings["kinds"]
-        spaces = dict(zip(kinds, fds))
+        spaces = dict(zip(kinds, fds))  # noqa: B905
         call, status, out, err = fds[len(kinds) : len(kinds) + 4]
         group = fds[len(kinds) + 4 :]
         try:
@@ -358,7 +358,7 @@ class _Zygote:
         os.close(status)
 
 
-def _child(zygote: _Zygote, kind: bytes, spaces: Dict[str, int], call: int, output: Tuple[int, int], group: List[int]) -> NoReturn:
+def _child(zygote: _Zygote, kind: bytes, spaces: dict[str, int], call: int, output: tuple[int, int], group: list[int]) -> NoReturn:
     try:
         channel = socket.socket(fileno=call)
         try:
@@ -379,7 +379,7 @@ def _child(zygote: _Zygote, kind: bytes, spaces: Dict[str, int], call: int, outp
             os.environ.update(zygote.settings["env"])
             _become(zygote.kernel, zygote.settings["program"])
         except BaseException as error:
-            _answer(channel, {"failed": "%s: %s" % (type(error).__name__, str(error)[:500])}, 1 << 12)
+            _answer(channel, {"failed": f"{type(error).__name__}: {str(error)[:500]}"}, 1 << 12)
             os._exit(1)
         limit, outcome = _called(channel, zygote.kernel)
         _answer(channel, outcome, limit)
@@ -388,10 +388,10 @@ def _child(zygote: _Zygote, kind: bytes, spaces: Dict[str, int], call: int, outp
         os._exit(1)
 
 
-def _called(channel: socket.socket, kernel: _Kernel) -> Tuple[int, Dict[str, Any]]:
+def _called(channel: socket.socket, kernel: _Kernel) -> tuple[int, dict[str, Any]]:
     """What became of what the channel asks for, and how long the answer may be."""
     asked = json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 8), "big")))
-    outcome: Dict[str, Any]
+    outcome: dict[str, Any]
     try:
         value = _run(asked)
     except BaseException as error:
@@ -422,7 +422,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
     return bytes(raw)
 
 
-def _run(asked: Dict[str, Any]) -> Any:
+def _run(asked: dict[str, Any]) -> Any:
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()  # else every call would draw the same numbers; Python's own random does this by itself
@@ -437,7 +437,7 @@ def _run(asked: Dict[str, Any]) -> Any:
     return function(*decode(asked["args"]), **decode(asked["kwargs"]))
 
 
-def _execute(source: str, variables: Dict[str, Any]) -> Any:
+def _execute(source: str, variables: dict[str, Any]) -> Any:
     """As a module's text; the value of its last line, where that is an expression."""
     import ast
     import linecache
@@ -454,10 +454,10 @@ def _execute(source: str, variables: Dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), main.__dict__)  # type: ignore[attr-defined]
 
 
-def _answer(channel: socket.socket, outcome: Dict[str, Any], limit: int) -> None:
+def _answer(channel: socket.socket, outcome: dict[str, Any], limit: int) -> None:
     raw = json.dumps(outcome).encode()
     if len(raw) > limit:
-        raw = json.dumps({"unsent": "a result of %d bytes, and %d are the most" % (len(raw), limit)}).encode()
+        raw = json.dumps({"unsent": f"a result of {len(raw)} bytes, and {limit} are the most"}).encode()
     channel.sendall(len(raw).to_bytes(8, "big") + raw)
 
 
@@ -475,7 +475,7 @@ def _load() -> None:
     import types  # noqa: F401
 
 
-def _import(names: List[str]) -> Dict[str, Any]:
+def _import(names: list[str]) -> dict[str, Any]:
     import importlib
 
     for name in names:
@@ -488,7 +488,7 @@ def _import(names: List[str]) -> Dict[str, Any]:
     return {}
 
 
-def _threads() -> Dict[str, Any]:
+def _threads() -> dict[str, Any]:
     """A fork has the thread alone that forks: what the others held stays locked. Libraries that end theirs before a fork, such as OpenBLAS,
     have ended them after the first one."""
     import gc
@@ -506,14 +506,14 @@ def _threads() -> Dict[str, Any]:
         for task in os.listdir("/proc/self/task"):
             if task != own:
                 try:
-                    with open("/proc/self/task/%s/comm" % task) as comm:
+                    with open(f"/proc/self/task/{task}/comm") as comm:
                         names.append(comm.read().strip())
                 except OSError:
                     pass
     return {"threads": names} if names else {}
 
 
-def _shared_memory() -> Dict[str, Any]:
+def _shared_memory() -> dict[str, Any]:
     """What is mapped as shared and can be written to would be shared by all calls."""
     with open("/proc/self/maps") as maps:
         found = [line.split(None, 5)[5:] for line in maps if line.split()[1][1:4:2] == "ws"]

@@ -134,8 +134,6 @@ def _filter(found: Resolved) -> bytes:
     return seccomp.compile_profile(profile, capabilities.PROFILES["default"], found.features.machine)
 
 
-
-
 def idmap_of(spec: Spec, image: Image) -> IdMap:
     """``Unsupported`` where there is none."""
     idmap = resolve(spec, image, features.probe()).idmap

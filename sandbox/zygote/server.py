@@ -179,8 +179,11 @@ class Node:
     """A zygote: one that was begun, or a branch of another one. ``preload``: the modules that it imports beyond those of ``parent``.
     Entering begins it; leaving ends it, its calls and its branches. Safe to use from several threads."""
 
-    def __init__(self, spec: Spec, preload: Sequence[str], *, size: int, parent: Node | None = None) -> None:
+    def __init__(
+        self, spec: Spec, preload: Sequence[str], *, size: int, parent: Node | None = None, labels: Mapping[str, str] | None = None
+    ) -> None:
         plans.check(spec)
+        self._labels = labels
         self.spec, self.parent = spec, parent
         self.preload = tuple(preload)
         self.branches: list[Node] = []
@@ -191,6 +194,9 @@ class Node:
         self._closed = False
         self._pid = os.getpid()
         self.version = ""
+        self.kinds: tuple[str, ...] = ()
+        """The namespaces of a sandbox for a call, in the order in which they are handed over."""
+        self._space = self._status = -1
 
     def __enter__(self) -> Node:
         try:
@@ -213,17 +219,14 @@ class Node:
         for branch in self.branches:
             branch.close()
         if self._box is not None and self._box.prepared:
-            self._box.kill()  # and with its PID namespace all that lie below
+            with contextlib.suppress(DocklessError):
+                self._box.kill()  # and with its PID namespace all that lie below
         self._opened.close()
 
     @property
     def modules(self) -> frozenset[str]:
         """All that it was to import."""
         return frozenset(self.preload) | (self.parent.modules if self.parent is not None else frozenset())
-
-    @property
-    def root(self) -> Node:
-        return self if self.parent is None else self.parent.root
 
     def best(self, needs: frozenset[str]) -> Node:
         """Of this one and its branches the one with the most of these modules, and none but these beyond its own."""
@@ -243,7 +246,7 @@ class Node:
             self._image, self._pin, self._family = self.parent._image, self.parent._pin, self.parent._family
             above = self.parent._space
         spec = copied(self.spec, argv=("true",), entrypoint=())
-        box = WaitingSandbox(spec)
+        box = WaitingSandbox(spec, labels=self._labels)
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         output, printed = os.pipe2(os.O_CLOEXEC)
         with contextlib.ExitStack() as here:
@@ -265,7 +268,6 @@ class Node:
             if self.parent is None:
                 first["settings"] = self._settings(box)
                 self._run(box, (theirs.fileno(), printed, printed))
-                self._status = -1
             else:
                 self._status = self.parent.forked(b"branch", box, spaces, theirs.fileno(), (printed, printed))
                 self._opened.callback(os.close, self._status)

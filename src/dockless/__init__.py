@@ -146,7 +146,8 @@ _HOME = {
     "_finding": ("create", "list", "start"),
     "errors": (
         "AddressTaken",
-        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CallFailed", "CallTimedOut", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
+        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CallFailed", "CallTimedOut",
+        "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
         "DaemonUnavailable",
         "DocklessError", "Killed", "OutOfMemory", "SandboxLost", "TimedOut",
         "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",

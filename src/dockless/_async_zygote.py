@@ -52,7 +52,12 @@ class Zygote(Unpicklable):
         return await self._called(_zygote._function(function, args, kwargs), timeout, needs)
 
     async def run_code(
-        self, source: str, variables: Mapping[str, Any] | None = None, *, timeout: str | float | None = None, needs: Iterable[str] | None = None
+        self,
+        source: str,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        timeout: str | float | None = None,
+        needs: Iterable[str] | None = None,
     ) -> Called:
         """As that of ``dockless.Zygote``. A cancellation kills everything inside."""
         return await self._called(_zygote._code(source, variables), timeout, needs)

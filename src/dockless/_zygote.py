@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
+from dockless._life import check_labels
 from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._pulling import present
 from dockless.base.checks import checked
@@ -61,9 +62,7 @@ class Zygote(Unpicklable):
     """
 
     @checked
-    def __init__(
-        self, image: str | None = None, preload: Iterable[str] = (), *, size: int = 4, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, image: str | None = None, preload: Iterable[str] = (), *, size: int = 4, **options: Unpack[Options]) -> None:
         if not 1 <= size <= _MOST:
             raise BadInput(f"{size} sandboxes that wait for calls", subject="size", hint=f"give a number from 1 to {_MOST}")
         if gpus_wanted(options) is not None:
@@ -72,6 +71,7 @@ class Zygote(Unpicklable):
         self.spec: Spec = make_spec(image_and_args(image, None)[0], **options)
         self.preload = _modules(preload)
         self._size = size
+        self._labels = check_labels(options.get("labels"))
         self._pull = options.get("pull") or "missing"
         self._platform = options.get("platform")
         self._parent: Zygote | None = None
@@ -96,7 +96,7 @@ class Zygote(Unpicklable):
             above = self._parent._opened()
             self.spec = above.spec
         with held():
-            self._node = Node(self.spec, self.preload, size=self._size, parent=above).__enter__()
+            self._node = Node(self.spec, self.preload, size=self._size, parent=above, labels=self._labels).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -127,7 +127,12 @@ class Zygote(Unpicklable):
 
     @checked
     def run_code(
-        self, source: str, variables: Mapping[str, Any] | None = None, *, timeout: str | float | None = None, needs: Iterable[str] | None = None
+        self,
+        source: str,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        timeout: str | float | None = None,
+        needs: Iterable[str] | None = None,
     ) -> Called:
         """Python source, run as a program's is. ``variables``: names that it has. The value is that of its last line, where that is an
         expression. Everything else: see ``call``."""
@@ -165,7 +170,9 @@ def _modules(names: Iterable[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else (*names,)
     for name in found:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise BadInput(f"{str(name)[:60]!r} is no name of a module", subject="preload", hint='write preload=["numpy", "package.module"]')
+            raise BadInput(
+                f"{str(name)[:60]!r} is no name of a module", subject="preload", hint='write preload=["numpy", "package.module"]'
+            )
     return found
 
 
@@ -224,4 +231,6 @@ def _failure(said: Said, out_of_memory: bool) -> CallFailed:
     if out_of_memory:
         return CallFailed("the call ended without an answer: the kernel killed it for memory", subject="memory", hint="give it more memory")
     raw = status.get("status")
-    return CallFailed(f"the call ended without an answer{ending(raw) if isinstance(raw, int) else ''}", subject="call", hint="see its stderr")
+    return CallFailed(
+        f"the call ended without an answer{ending(raw) if isinstance(raw, int) else ''}", subject="call", hint="see its stderr"
+    )

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from dockless.images.pull_policy import PullPolicy
 
 __all__ = [
-    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "Zygote", "commit", "create", "diff", "events", "list", "pull", "run", "start",
+    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "Zygote",
+    "commit", "create", "diff", "events", "list", "pull", "run", "start",
     "submit", "submit_file", "volumes",
 ]  # fmt: skip
 

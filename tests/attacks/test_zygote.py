@@ -274,7 +274,19 @@ def test_modules_cannot_reach_what_no_program_of_a_sandbox_reaches(image):
     with Zygote(image, ["early"]) as zygote:
         found, status = zygote.run_code("import early\n(early.found, early.status)").value
     allowed = {name for name, errno in found.items() if errno == 0}
-    assert not allowed & {"mount", "umount2", "bpf", "keyctl", "clone3", "open_tree", "fsopen", "mount_setattr", "setns user", "unshare mnt", "clone mnt"}
+    assert not allowed & {
+        "mount",
+        "umount2",
+        "bpf",
+        "keyctl",
+        "clone3",
+        "open_tree",
+        "fsopen",
+        "mount_setattr",
+        "setns user",
+        "unshare mnt",
+        "clone mnt",
+    }
     assert not {name for name in allowed if name.startswith(("setns any", "unshare", "clone"))}
     held = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff")), 16)
     plain = 0x800405FB

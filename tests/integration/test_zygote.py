@@ -102,7 +102,11 @@ def test_exceptions_come_as_records(image):
         assert (error.kind, error.text, error.stdout) == ("ZeroDivisionError", "division by zero", "before\n")
         assert "return 1 / x" in error.traceback
         assert "_execute" not in error.traceback
-        for code, kind in (("import sys; sys.exit(3)", "SystemExit"), ("x =", "SyntaxError"), ("import json; json.loads('{')", "json.decoder.JSONDecodeError")):
+        for code, kind in (
+            ("import sys; sys.exit(3)", "SystemExit"),
+            ("x =", "SyntaxError"),
+            ("import json; json.loads('{')", "json.decoder.JSONDecodeError"),
+        ):
             with pytest.raises(CallFailed) as caught:
                 zygote.run_code(code)
             assert caught.value.kind == kind
@@ -128,7 +132,8 @@ def test_a_timeout_kills_all_that_the_call_has_started(image):
     with Zygote(image, timeout=30) as zygote:
         assert zygote.spec.timeout == 30
         began = time.monotonic()
-        code = "import subprocess, time, os\nprint('begun', flush=True)\nsubprocess.Popen(['sh', '-c', 'exec setsid sleep 4321.5'])\ntime.sleep(1000)"
+        child = "import subprocess\nprint('begun', flush=True)\nsubprocess.Popen(['sh', '-c', 'exec setsid sleep 4321.5'])\n"
+        code = child + "import time\ntime.sleep(1000)"
         with pytest.raises(CallTimedOut, match=r"0\.5 seconds") as caught:
             zygote.run_code(code, timeout="500ms")
         assert time.monotonic() - began < 20

@@ -26,7 +26,8 @@ from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
 PUBLIC = """
 AddressTaken Attachment Row
-BadAnswer BadDigest BadImage BadInput Bind CallFailed CallTimedOut Called CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
+BadAnswer BadDigest BadImage BadInput Bind CallFailed CallTimedOut Called
+CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
 Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount

@@ -158,7 +158,8 @@ def test_a_wrong_zygote_is_an_error(options):
 
 
 @pytest.mark.parametrize("options", [
-    {"gpus": 1}, {"profile": "privileged"}, {"seccomp": "unconfined"}, {"cap_add": ["SYS_ADMIN"]}, {"namespaces": {"pid": "host"}}, {"tty": True},
+    {"gpus": 1}, {"profile": "privileged"}, {"seccomp": "unconfined"}, {"cap_add": ["SYS_ADMIN"]}, {"namespaces": {"pid": "host"}},
+    {"tty": True},
     {"devices": ["/dev/null"]},
 ])  # fmt: skip
 def test_what_no_call_could_be_held_in_is_unsupported(options):
