@@ -11,7 +11,7 @@ from support.make_image import Entry, config, directory, file, make_oci_layout, 
 from dockless.images import Store
 
 PYTHON = Path("/usr/bin/python3")
-_LEFT_OUT = {"test", "tests", "__pycache__", "idlelib", "lib2to3", "turtledemo", "tkinter", "ensurepip"}
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "tkinter", "ensurepip"}
 
 
 def version() -> str:
@@ -23,7 +23,7 @@ def _tree(source: Path, target: str) -> list[Entry]:
     found: list[Entry] = [directory(target)]
     for path in sorted(source.rglob("*")):
         inside = path.relative_to(source)
-        if _LEFT_OUT & {*inside.parts} or path.suffix in (".a", ".pyc"):
+        if _LEFT_OUT & {*inside.parts} or path.suffix == ".a":
             continue
         name = f"{target}/{inside}"
         if path.is_symlink():
@@ -32,7 +32,8 @@ def _tree(source: Path, target: str) -> list[Entry]:
         elif path.is_dir():
             found.append(directory(name))
         elif path.is_file():
-            found.append(file(name, path.read_bytes(), path.stat().st_mode & 0o777))
+            about = path.stat()  # with its time, by which Python knows that what it has compiled is of this file
+            found.append(file(name, path.read_bytes(), about.st_mode & 0o777, mtime=int(about.st_mtime)))
     return found
 
 
