@@ -81,7 +81,9 @@ def _rate(table: Table, ready: object, calls: int) -> None:
         took = time.perf_counter() - began
         rate, cost = each * count / took, (_processor() - before) / (each * count) * 1e3
         best = max(best, rate)
-        table.rows.append(f"{rate:8.0f}  calls per second from {count} threads ({cost:.2f} ms of processor time each, without what its process takes)")
+        table.rows.append(
+            f"{rate:8.0f}  calls per second from {count} threads ({cost:.2f} ms of processor time each, without what its process takes)"
+        )
         table.extra[f"rate_{count}"] = {"per_second": rate, "processor_ms": cost}
     table.rows.append(f"{best:8.0f}  at best (wanted {WANTED_RATE} on two cores: {'met' if best >= WANTED_RATE else 'MISSED'})")
 

@@ -151,7 +151,7 @@ _KINDS = {"net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000, "cgroup": 0x200
 _ORDER = ("net", "ipc", "uts", "cgroup", "mount")
 _CALLS = {"x86_64": (126, 434), "aarch64": (91, 434)}
 """Numbers of capset(2) and pidfd_open(2)."""
-_BOUNDING_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _DUMPABLE = 24, 22, 38, 4
+_BOUNDING_HAS, _BOUNDING_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _DUMPABLE = 23, 24, 22, 38, 4
 
 
 class _Kernel:
@@ -181,12 +181,9 @@ class _Kernel:
     def prctl(self, option: int, value: int = 0) -> int:
         return int(self._libc.prctl(option, value, 0, 0, 0))
 
-    def drop_bounding(self, kept: int) -> None:
-        for number in range(64):
-            if not kept >> number & 1 and self.prctl(_BOUNDING_DROP, number) < 0:
-                if self._ctypes.get_errno() == 22:  # past the last capability of this kernel
-                    return
-                self._checked(-1, "drop a capability")
+    def drop_bounding(self, dropped: list[int]) -> None:
+        for number in dropped:
+            self._checked(self.prctl(_BOUNDING_DROP, number), "drop a capability")
 
     def capset(self, mask: int) -> None:
         low, high = mask & 0xFFFFFFFF, mask >> 32
@@ -230,7 +227,7 @@ def _become(kernel: _Kernel, program: list[dict[str, Any]]) -> None:
 
             resource.setrlimit(op["c"], tuple(op["a"]))
         elif name == "BOUNDING":
-            kernel.drop_bounding(x)
+            kernel.drop_bounding(op["dropped"])
         elif name == "SET_IDS":
             uid, gid = x & 0xFFFFFFFF, x >> 32
             for fd in (1, 2):
@@ -287,6 +284,10 @@ class _Zygote:
         for op in self.settings["program"]:
             if op["name"] == "SECCOMP":
                 op["at"] = self.kernel.load(base64.b64decode(op["a"]))
+            if op["name"] == "BOUNDING":
+                op["dropped"] = [
+                    number for number in range(64) if not op["x"] >> number & 1 and self.kernel.prctl(_BOUNDING_HAS, number) == 1
+                ]
         failure = _import(asked["preload"]) or _threads() or _shared_memory()
         self.say(failure or {"ready": sys.version.split()[0]})
         if failure:
@@ -336,8 +337,7 @@ class _Zygote:
                 self.kernel.setns(self.own, "pid")  # a thread is born where its process is
             pidfd = self.kernel.pidfd_open(pid)
         except BaseException as error:
-            os.write(status, json.dumps({"failed": str(error)[:500]}).encode())
-            os.close(status)
+            _tell(status, {"failed": str(error)[:500]})
         else:
             self.children[pidfd] = pid, status
             poller.register(pidfd, 1)
@@ -352,10 +352,18 @@ class _Zygote:
         os.close(pidfd)
         try:
             raw = os.waitpid(pid, 0)[1]
-            os.write(status, json.dumps({"status": raw}).encode())
-        except OSError:  # nobody waits for it any more, or a module has collected it
-            pass
-        os.close(status)
+        except OSError:  # a module has collected it
+            os.close(status)
+        else:
+            _tell(status, {"status": raw})
+
+
+def _tell(status: int, what: dict[str, Any]) -> None:
+    try:
+        os.write(status, json.dumps(what).encode())
+    except OSError:  # nobody waits for it any more
+        pass
+    os.close(status)
 
 
 def _child(zygote: _Zygote, kind: bytes, spaces: dict[str, int], call: int, output: tuple[int, int], group: list[int]) -> NoReturn:

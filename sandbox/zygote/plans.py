@@ -77,6 +77,8 @@ def check(spec: Spec) -> None:
         (spaces.user != "new" or spaces.pid != "new" or spaces.ipc != "new", "namespaces", "leave the user, PID and IPC namespaces new"),
         (spaces.time == "new", "time namespace", "leave the time namespace to the host's"),
         (spec.tty or spec.interactive, "tty", "its output is captured, and it has no input"),
+        (spec.idle_timeout or spec.ttl or spec.grace, "ttl, idle_timeout, grace", "give it a timeout, or each call its own"),
+        (spec.health is not None and not spec.health.disabled, "health", "call what says whether it works"),
         (spec.cap_add, "cap_add", "a call has at most the capabilities of its profile"),
     )
     for asked, subject, hint in wrong:

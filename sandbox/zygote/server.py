@@ -74,6 +74,10 @@ class _Seat(WaitingSandbox):
             self.status = node.forked(b"call", self, spaces, theirs.fileno(), writers)
             self._stack.callback(os.close, self.status)
 
+    def finish(self) -> None:
+        """Wait for its end. Nobody asks what it has used."""
+        self._exit = self.process.wait()
+
     @property
     def sound(self) -> bool:
         """Whether its process still waits."""
@@ -142,7 +146,7 @@ class _Seats(Pool):
     def end(self, box: _Seat) -> None:
         """Kill all that is in one that was lent. That it is over, and gone from the disk, nobody waits for here."""
         with contextlib.suppress(DocklessError):
-            box.kill()
+            box.process.kill()  # its keeper ends the group, too
         self._used.append(box)
         if self._ending.acquire(blocking=False):
             try:
@@ -163,6 +167,7 @@ class _Seats(Pool):
             except IndexError:
                 return
             with contextlib.suppress(DocklessError, OSError):  # what is left of it is found at the next start of anything
+                box.finish()
                 box.__exit__(None, None, None)
 
     def close(self) -> None:

@@ -228,6 +228,16 @@ def test_a_tree_of_zygotes(image):
         assert base.run_code(code, needs=["opens"]).value == [True, False, False]
 
 
+def test_sandboxes_that_end_while_the_zygote_forks_into_them_do_it_no_harm(image):
+    with Zygote(image, size=1) as zygote:
+        seats = zygote._node._seats
+        for _ in range(20):
+            box = seats._begin()
+            box.take(zygote._node)
+            seats.end(box)
+        assert zygote.run_code("1").value == 1
+
+
 def test_calls_from_several_threads(image):
     with Zygote(image, ["json"], size=3) as zygote:
         found: list[int] = []

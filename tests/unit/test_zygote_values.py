@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dockless import Zygote
+from dockless import HealthCheck, Zygote
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
 from dockless.sandbox.zygote.answers import Said, names, texts, value_of
@@ -160,7 +160,7 @@ def test_a_wrong_zygote_is_an_error(options):
 @pytest.mark.parametrize("options", [
     {"gpus": 1}, {"profile": "privileged"}, {"seccomp": "unconfined"}, {"cap_add": ["SYS_ADMIN"]}, {"namespaces": {"pid": "host"}},
     {"tty": True},
-    {"devices": ["/dev/null"]},
+    {"devices": ["/dev/null"]}, {"ttl": "1h"}, {"idle_timeout": 5}, {"grace": 1}, {"health": HealthCheck(["true"])},
 ])  # fmt: skip
 def test_what_no_call_could_be_held_in_is_unsupported(options):
     from dockless.sandbox.zygote import plans
