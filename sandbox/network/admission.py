@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, leases, netlink, nftables, records, table
+from dockless.sandbox.network import bridges, leases, netlink, nftables, records, resolver, table
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Lease, Network
@@ -23,9 +23,11 @@ def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done:
             requests += table.requests_to_remove(name, network, one.before)
         requests += table.requests_to_add(name, network, one.lease)
     try:
-        with host.netlink(netlink.NETFILTER) as asking:
+        with host.nftables() as asking:
+            if not table.is_intact(asking, name, records.every()):
+                return False
             nftables.carry_out(asking, requests)
-    except NetworkError:
+    except (NetworkError, OSError):
         return False
     done += requests
     return True
@@ -39,7 +41,7 @@ def write_all(host: Host, done: list[Request]) -> None:
             leases.sweep(host, network.name)
         living = [lease for network in networks for lease in leases.living(host, network.name)]
         requests = table.requests_for(records.table_name(), networks, living)
-        with host.netlink(netlink.NETFILTER) as asking:
+        with host.nftables() as asking:
             nftables.carry_out(asking, requests)
     done += requests
 
@@ -53,7 +55,7 @@ def sweep() -> list[str]:
     with records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
-        with host.netlink(netlink.NETFILTER) as asking:
+        with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
             living = [lease for network in networks for lease in leases.living(host, network.name)]
@@ -71,6 +73,7 @@ def remove(name: str) -> None:
         if lives := leases.living(host, name):
             hint = f"dockless network inspect {name} lists them: stop them, or disconnect them"
             raise NetworkInUse(f"{len(lives)} sandboxes are on network {name}", subject=name, hint=hint)
+        resolver.stop(records.running(name))
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)
         records.forget(name)
@@ -78,7 +81,7 @@ def remove(name: str) -> None:
         living = [lease for one in left for lease in leases.living(host, one.name)]
         table_of = records.table_name()
         requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
-        with host.netlink(netlink.NETFILTER) as asking:
+        with host.nftables() as asking:
             nftables.carry_out(asking, requests)
 
 
@@ -90,7 +93,7 @@ def expel(host: Host, gone: Sequence[Lease]) -> None:
         for lease in gone:
             requests += table.requests_to_remove(name, records.find(lease.network), lease)
         try:
-            with host.netlink(netlink.NETFILTER) as asking:
+            with host.nftables() as asking:
                 nftables.carry_out(asking, requests)
         except NetworkError:
             pass  # the next start writes the whole table

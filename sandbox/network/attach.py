@@ -24,10 +24,11 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
-from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, rtnetlink, sysctls
+from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
+from dockless.sandbox.network.nameservers import has_resolver
 from dockless.sandbox.network.netlink import Request
 
 
@@ -116,6 +117,9 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Re
             made = tuple(one.lease for one in taken)
             _wire(networks, made, into, host, asking, done)
             _configure(networks, made, into, routed, done)
+            for network in networks:
+                if has_resolver(network, wanted.egress):
+                    resolver.ensure(network, records.running(network.name), host, records.table_name())
             whole = admission.admit(host, networks, taken, done)
         if not whole:
             admission.write_all(host, done)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 from dockless.base.dataclass import dataclass
 from dockless.errors import NetworkError
@@ -14,6 +17,23 @@ from dockless.sandbox.network import netlink, rtnetlink
 
 _SIOCGIFINDEX = 0x8933
 _IFREQ = struct.Struct("=16si20x")
+
+
+_kept: dict[int, socket.socket] = {}
+"""By the network namespace that it is of."""
+_lock = _thread.allocate_lock()
+
+
+def _after_fork() -> None:
+    """What the parent asks is not the child's to hear."""
+    global _lock
+    _lock = _thread.allocate_lock()
+    for one in _kept.values():
+        one.close()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,27 @@ class Host:
     def netlink(self, protocol: int) -> socket.socket:
         """One for ``netlink.carry_out`` and ``netlink.dump``. ``OSError``"""
         return netlink.prepare(self.open(socket.AF_NETLINK, socket.SOCK_RAW, protocol))
+
+    @contextlib.contextmanager
+    def nftables(self) -> Iterator[socket.socket]:
+        """One of nfnetlink for ``nftables``. That of our own network namespace is kept for as long as this process lives, for one thread at
+        a time: closing one waits until the kernel has forgotten what was deleted last, some 10 ms. ``OSError``"""
+        if self.netns >= 0:
+            with self.netlink(netlink.NETFILTER) as opened:
+                yield opened
+            return
+        with _lock:
+            here = os.stat("/proc/thread-self/ns/net").st_ino
+            if here not in _kept:
+                for one in _kept.values():
+                    one.close()
+                _kept.clear()
+                _kept[here] = self.netlink(netlink.NETFILTER)
+            try:
+                yield _kept[here]
+            except BaseException:
+                _kept.pop(here).close()  # there may be answers in it that nobody has read
+                raise
 
     def can_bridge(self) -> bool:
         """Whether this process may make bridges there, and this kernel has them: ENODEV and the like say no, EEXIST yes."""

@@ -1,14 +1,15 @@
 """Addresses: a file each, which lasts as long as its sandbox does.
 
-A lease is made by making the file ``leases/<address>`` of its network, which one alone can do. It lives as long as its link, whose name was
-never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until there is a link,
-whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing can be held by who is dead. What
-a dead one left is taken over by the next who wants the address, or swept. flock(2)
+A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
+whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
+there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is
+dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
+from dockless.sandbox.network import netlink, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -26,6 +28,8 @@ from dockless.sandbox.network.model import Endpoint, Lease, Network
 Address = IPv4Address | IPv6Address
 _CHOSEN = 1 << 32
 """Where the addresses begin that are chosen in a second subnet, which is one of IPv6."""
+_NEXT = "next"
+"""The file with the place of the address that is tried first."""
 _MOST = 1 << 20
 """Bytes of a lease that is read."""
 
@@ -41,8 +45,8 @@ class Taken:
 
 
 def place(network: str) -> Path:
-    """The directory of its leases."""
-    return networks.home() / network / "leases"
+    """The directory of its leases, which a reboot may lose: whoever had them is gone."""
+    return networks.running(network) / "leases"
 
 
 def read(network: str) -> list[Lease]:
@@ -81,7 +85,10 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
     asked = _asked(network, endpoint)
     subnets = [ip_network(text) for text in network.subnets]
     first = subnets[0]
+    if endpoint.addresses:
+        _end_earlier(network, make((), "").inode, host)
     _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
+    paths.make(place(network.name))
     with paths.writing("the lease of an address", place(network.name)):
         for offset in _candidates(network, asked.get(first.version)):
             addresses = tuple(asked.get(subnet.version) or at(subnet, offset, subnet is first) for subnet in subnets)
@@ -95,6 +102,15 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
         raise AddressTaken(f"address {endpoint.addresses[0]} is taken on network {network.name}", subject="ip", hint="choose another")
     hint = f"dockless network inspect {network.name} shows who has them; make one with a larger subnet"
     raise AddressTaken(f"network {network.name} has no free address in {first}", subject=network.name, hint=hint)
+
+
+def _end_earlier(network: Network, inode: int, host: Host) -> None:
+    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. It has ended: who starts it again
+    holds its lock."""
+    for lease in read(network.name):
+        if lease.inode == inode and host.index_of(lease.link):
+            with host.netlink(netlink.ROUTE) as asking:
+                netlink.carry_out(asking, [rtnetlink.delete_link(lease.link)], known=(errno.ENODEV,))
 
 
 def at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Address:
@@ -175,7 +191,7 @@ def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
     gateway = int(ip_address(network.gateways[0])) - int(subnet.network_address)
     count = min(subnet.num_addresses - 2, 65533)
     try:
-        first = int((networks.home() / network.name / "next").read_bytes())
+        first = int((networks.running(network.name) / _NEXT).read_bytes())
     except (OSError, ValueError):
         first = 2
     for step in range(count):
@@ -186,9 +202,9 @@ def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
 
 def _remember(network: Network, offset: int) -> None:
     """Where the next one begins; lost at a crash, it begins again."""
-    fd = os.open(networks.home() / network.name / "next", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(networks.running(network.name) / _NEXT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"%d" % (offset + 1))
+        os.write(fd, b"%10d" % (offset + 1))  # over what is there: a file system is slow with files that it truncates
     finally:
         os.close(fd)
 
@@ -211,8 +227,7 @@ def _take_one(lease: Lease, host: Host) -> Taken | None:
         if before is not None and host.index_of(before.link):
             return None
         text = dumps(records.plain(lease)).encode()
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, text, 0)
+        os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)  # the same
         kept = True
         return Taken(lease, fd, before)
     except BlockingIOError:

@@ -4,7 +4,7 @@
 
     Endpoint, Port, Egress     what a sandbox asks for: fields of its Spec
     Network                    one that was made, in <state>/networks/<name>/network.json
-    Lease                      what a sandbox has on one, in <state>/networks/<name>/leases/<address>
+    Lease                      what a sandbox has on one, in <runtime>/networks/<name>/leases/<address>
 
 Addresses are texts: ``10.113.0.5``, ``fd13:…::5``, with ``/24`` where a network is meant. Rates are bytes a second.
 """

@@ -6,8 +6,6 @@
         lock                    shared: somebody takes or gives an address; exclusive: writes the whole table, makes or removes a network
         bridge/                 one directory for each network
             network.json        a Network
-            next                the address that is tried first
-            leases/             see leases.py
 
 A record is all that a network is: its bridge is made at its first use, and again when somebody removed it or the host was booted.
 """
@@ -20,6 +18,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from dockless.base import paths, records
@@ -46,6 +45,11 @@ def home() -> Path:
     return paths.state() / "networks"
 
 
+def running(name: str) -> Path:
+    """The directory of what a reboot may lose of a network: leases, and what its resolver has."""
+    return paths.runtime() / "networks" / name
+
+
 def lock(*, shared: bool) -> AbstractContextManager[None]:
     """Hold the lock of all networks. ``Unwritable``"""
     return locked(paths.make(home()) / "lock", shared=shared)
@@ -58,15 +62,21 @@ def table_name() -> str:
 
 
 def find(name: str) -> Network:
-    """``UnknownNetwork``, ``NetworkError`` for a record that cannot be read."""
+    """``UnknownNetwork``, ``BadInput`` for what cannot be a name, ``NetworkError`` for a record that cannot be read."""
+    check_id(name, "network name")
     place = home() / name / _RECORD
     try:
-        check_id(name, "network")
         return records.read(Network, loads(place.read_bytes()), "network")
     except (FileNotFoundError, NotADirectoryError):
         raise UnknownNetwork(f"there is no network {name}", subject=name, hint="dockless network ls lists them") from None
     except (BadInput, ValueError, RecursionError) as error:
         raise NetworkError(f"the record of network {name} cannot be read: {error}", subject=str(place), hint=f"rm {place}") from error
+
+
+@lru_cache(maxsize=256)
+def _read(place: Path, _inode: int, _changed: int) -> Network:
+    """A record is never changed, and another one of its name is another file."""
+    return records.read(Network, loads(place.read_bytes()), "network")
 
 
 def every() -> list[Network]:
@@ -116,7 +126,7 @@ def create(
 ) -> Network:
     """Write one down. ``subnets``: as in ``Network``, chosen where there are none; ``gateways``: the first address of each where there are
     none. ``BadInput``: the name is taken, or a subnet is no subnet or in use on this host."""
-    check_id(name, "network")
+    check_id(name, "network name")
     if name in NOT_NAMES:
         raise BadInput(f"a network cannot be called {name}: the word means something else", subject=name, hint="choose another name")
     if not _MTU[0] <= mtu <= _MTU[1]:
@@ -133,7 +143,7 @@ def create(
         with paths.writing("the record of a network", home() / name):
             new = home() / f".{name}"
             shutil.rmtree(new, ignore_errors=True)
-            (new / "leases").mkdir(0o700, parents=True)
+            new.mkdir(0o700)
             write_atomic(new / _RECORD, dumps(records.plain(network)).encode())
             new.rename(home() / name)
     return network
@@ -144,6 +154,7 @@ def forget(name: str) -> None:
     with paths.writing("the record of a network", home() / name):
         (home() / name).rename(home() / f".{name}")
         shutil.rmtree(home() / f".{name}")
+        shutil.rmtree(running(name), ignore_errors=True)
 
 
 def _bridge_name(name: str) -> str:

@@ -40,6 +40,8 @@ _PLACE = 4096
 class _Lender(WaitingSandbox):
     """Tools that wait for nothing."""
 
+    hidden = False
+
     def root(self) -> int:
         """A descriptor of its root and all that is mounted in it; the caller closes it. Errors: those of a start."""
         self.await_barrier()

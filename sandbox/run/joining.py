@@ -32,9 +32,12 @@ class JoinedNetwork:
     leases: tuple[Lease, ...] = ()
 
 
-def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork:
-    """What its spec says. Descriptors are closed with ``opened``. Errors: those of ``network.attach`` and ``SandboxGone``."""
+def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork | None:
+    """What its spec says; None for nothing, or the host's. Descriptors are closed with ``opened``. Errors: those of ``network.attach`` and
+    ``SandboxGone``."""
     spec = ready.resolved.spec
+    if not ready.resolved.shared_network:
+        return None
     if spec.network.startswith(CONTAINER):
         return _of_another(spec.network.removeprefix(CONTAINER), opened)
     if os.geteuid() != 0:
@@ -43,6 +46,14 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
 
     found = attach(wanted(spec, directory, owner), ready.user_namespace(opened), opened)
     return JoinedNetwork(found.network, found.user, found.held, found.leases)
+
+
+def leave_at_end(stack: contextlib.ExitStack, joined: JoinedNetwork | None) -> None:
+    """Its addresses are free when ``stack`` is closed, and not only when somebody looks."""
+    if joined is not None and joined.leases:
+        from dockless.sandbox.network.attach import release
+
+        stack.callback(release, joined.leases)
 
 
 def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:

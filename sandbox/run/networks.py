@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.locks import is_locked
 from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import admission, leases, records
@@ -18,6 +19,7 @@ from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.joining import namespaces_of, wanted
 from dockless.sandbox.spec import Spec
 
+_ENDED = "-"  # no sandbox's name
 Leased = Mapping[int, Sequence[Lease]]
 """Leases that are alive, by the number of their sandbox's directory, in the order of its endpoints."""
 
@@ -196,7 +198,8 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
-    on_it = [lease for lease in leases.read(network.name) if leases.alive(lease)]
+    """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
+    on_it = [lease for lease in leases.read(network.name) if ids.get(lease.inode) != _ENDED and leases.alive(lease)]
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
@@ -205,9 +208,9 @@ def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
 
 
 def _ids() -> dict[int, str]:
-    """The sandboxes by the numbers of their directories."""
+    """The sandboxes by the numbers of their directories, ``_ENDED`` for one that does not run."""
     found = {}
     for box in everything():
         with contextlib.suppress(OSError, SandboxGone):
-            found[os.stat(box.directory).st_ino] = box.id
+            found[os.stat(box.directory).st_ino] = box.id if is_locked(box.lock) else _ENDED
     return found

@@ -42,11 +42,12 @@ _others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another process
+    has compiled it, and has started what it says."""
 
-    def __init__(self, resolved: Resolved, like: Prepared | None = None) -> None:
+    def __init__(self, resolved: Resolved, like: Prepared | None = None, plan: Plan | None = None) -> None:
         self.resolved = resolved
-        self.plan: Plan = compile_plan(resolved) if like is None else replace(like.plan, command=resolved.command)
+        self.plan: Plan = plan or compile_plan(resolved) if like is None else replace(like.plan, command=resolved.command)
         self._rows = None if like is None else like.rows
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self.noted = ""

@@ -30,6 +30,7 @@ from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_HELD, SLOT_LOCK, SLOT_RES
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.run import process
 from dockless.sandbox.run.documents import Document, boot_id
+from dockless.sandbox.run.joining import JoinedNetwork, join
 from dockless.sandbox.run.places import DOOR, make_door
 from dockless.sandbox.run.prepared import Prepared, prepared
 from dockless.sandbox.run.process import Process
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
-    from dockless.sandbox.network.model import Lease
     from dockless.sandbox.network.preview import Steps
-    from dockless.sandbox.run.joining import JoinedNetwork
 
 
 def new_id() -> str:
@@ -69,13 +68,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StartInputs:
-    """What is about to be carried out. ``leases``: what it has on its networks."""
+    """What is about to be carried out. ``joined``: the network that it enters by its spec."""
 
     place: Place
     ready: Prepared
     slots: dict[int, int]
     group: Cgroup | None = None
-    leases: tuple[Lease, ...] = ()
+    joined: JoinedNetwork | None = None
 
 
 def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False) -> Place | None:
@@ -141,16 +140,10 @@ def collect(
 
         for device in ready.resolved.devices:
             own_nodes.make(device, opened)
-    joined: JoinedNetwork | SharedNetwork | None = network
-    leases: tuple[Lease, ...] = ()
-    if network is None and ready.resolved.shared_network:
-        from dockless.sandbox.run.joining import join
-
-        joined = own = join(ready, place.directory, owner, opened)
-        held += own.held
-        leases = own.leases
+    own = join(ready, place.directory, owner, opened) if network is None else None
+    held += own.held if own is not None else ()
     slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
-    return StartInputs(place, ready, slots | ready.slots(group, opened, joined), group, leases)
+    return StartInputs(place, ready, slots | ready.slots(group, opened, network or own), group, own)
 
 
 def carry_out(

@@ -65,7 +65,9 @@ def _joined(table: Table, known: Mapping[str, str]) -> list[str]:
     found = []
     for name, entry in entries:
         settings = [
-            f"{word}={entry.text(key)}" for key, word in (("ipv4_address", "ip"), ("ipv6_address", "ip"), ("mac_address", "mac")) if entry.has(key)
+            f"{word}={entry.text(key)}"
+            for key, word in (("ipv4_address", "ip"), ("ipv6_address", "ip"), ("mac_address", "mac"))
+            if entry.has(key)
         ]
         settings += [f"alias={alias}" for alias in entry.texts("aliases")]
         entry.unused(dict.fromkeys(("link_local_ips", "priority", "gw_priority", "interface_name", "driver_opts"), "it has no effect"))

@@ -141,7 +141,10 @@ def _jobs_of_list(path: str, progress: Callable[[int, int], None]) -> list[JobSp
 
 def name_lines(error: DocklessError, path: str) -> None:
     """What the daemon refuses of a list is told by the lines of its file."""
-    error.args = (with_line(str(error), path), *error.args[1:])
+    told = with_line(str(error), path)
+    if error.number and told == str(error):  # it names no place in a list of one job
+        told = f"{path}:{error.number}: {told}"
+    error.args = (told, *error.args[1:])
     if notes := getattr(error, "__notes__", None):
         notes[:] = [with_line(note, path) for note in notes]
 

@@ -136,8 +136,9 @@ def update(box: Box, limits: Limits | None, restart: str | None) -> None:
 
 
 def described(box: Box, leased: Leased | None = None) -> dict[str, Any] | None:
-    """One sandbox as a record for scripts; None if it went away while we looked. ``leased``: what is known of all networks. ``reason``: why a vanished one has no exit, or what keeps
-    one from being restarted. ``next_start``: when its restart policy starts it, in seconds since 1970."""
+    """One sandbox as a record for scripts; None if it went away while we looked. ``leased``: what is known of all networks. ``reason``:
+    why a vanished one has no exit, or what keeps one from being restarted. ``next_start``: when its restart policy starts it, in seconds
+    since 1970."""
     from dockless.sandbox.run.restarting import due
 
     state: State = box.state()

@@ -1,4 +1,4 @@
-"""What is said of networks, as people write it: ``--network`` and ``network=``, ``-p`` and ``publish=``, ``--allow-out`` and ``allow_out=``.
+"""What is said of networks, as people write it: ``--network`` and ``network=``, ``-p`` and ``publish=``, ``--allow-out``, ``allow_out=``.
 What each must be: ``sandbox.network.asked``. The ``…_words`` are the way back."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_published(text: str) -> Port:
     if count < 1 or count != int(last_inside or inside) - int(inside) + 1:
         hint = "both ranges have the same length, and begin with the lower port: 5000-5005:6000-6005"
         raise BadInput(f"port {text[:80]!r}: the ranges do not fit each other", subject="publish", hint=hint)
-    return Port(int(inside), int(outside), protocol or "tcp", six or four or "", count)
+    return Port(int(inside), int(outside), "udp" if protocol == "udp" else "tcp", six or four or "", count)
 
 
 def egress_of(options: Mapping[str, Any]) -> Egress | None:

@@ -36,7 +36,8 @@ _ELSEWHERE = {
     "mem_limit": "memory", "cpu": "cpus", "nano_cpus": "cpus", "gpu": "gpus", "pids_limit": "pids", "shell": 'args: ["sh", "-c", …]',
     "command": "args",
     "extra_hosts": "add_hosts", "detach": "dockless.start", "name": "id", "network_mode": "network", "universal_newlines": "text",
-    "ports": "publish", "networks": "network", "dns_opt": "dns_options", "mac_address": 'network: "NAME:mac=…"', "ip": 'network: "NAME:ip=…"',
+    "ports": "publish", "networks": "network", "dns_opt": "dns_options", "mac_address": 'network: "NAME:mac=…"',
+    "ip": 'network: "NAME:ip=…"',
     "privileged": 'profile="privileged"', "read_only": 'root="readonly"', "auto_remove": "nothing: it is always removed",
     "restart": "dockless.start or dockless.create", "restart_policy": "restart, of dockless.start or dockless.create",
 }  # fmt: skip

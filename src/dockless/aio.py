@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from dockless.images.pull_policy import PullPolicy
 
 __all__ = [
-    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "networks", "pull", "run", "start",
-    "submit", "submit_file", "volumes",
+    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "networks", "pull", "run",
+    "start", "submit", "submit_file", "volumes",
 ]  # fmt: skip
 
 P = ParamSpec("P")

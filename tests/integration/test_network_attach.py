@@ -163,6 +163,7 @@ def test_another_sandboxs_network(start):
     inside = [box.exec("readlink", "/proc/self/ns/net").stdout for box in (first, second)]
     assert inside[0] == inside[1] and second.exec("cat", "/etc/resolv.conf").stdout == first.exec("cat", "/etc/resolv.conf").stdout
     first.kill()
+    until(lambda: not first.inner.alive, "it has ended")
     with pytest.raises(dockless.SandboxGone, match="does not run"):
         start("sleep", "1000", network="container:first")
     with pytest.raises(dockless.SandboxGone, match="no sandbox nobody"):

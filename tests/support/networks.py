@@ -24,16 +24,16 @@ def _enter(fd: int) -> None:
 
 @contextlib.contextmanager
 def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
-    """This thread is in a network namespace of its own, with its loopback interface. ``forward``: it sends packets on."""
+    """This thread is in a network namespace of its own, with its loopback interface. ``forward``: whether it sends packets on."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     made = NetworkNamespace()
     try:
         _enter(made.fd)
         netlink.carry_out(netlink.prepare(made.route), [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
         for name in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
-            if forward and os.path.exists(f"/proc/sys/{name}"):
+            if os.path.exists(f"/proc/sys/{name}"):
                 with open(f"/proc/sys/{name}", "w") as setting:
-                    setting.write("1")
+                    setting.write(str(int(forward)))
         yield made
     finally:
         _enter(before)

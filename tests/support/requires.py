@@ -136,6 +136,21 @@ def _netns() -> str:
     return said and f"no network namespace can be made: {said}"
 
 
+def _bridge() -> str:
+    """A kernel that has bridges, in a network namespace of our own."""
+    if said := _root() or _netns():
+        return said
+
+    def make() -> None:
+        from dockless.sandbox.network.host import Host
+
+        _unshare(CLONE_NEWNET)
+        if not Host().can_bridge():
+            raise OSError("the kernel makes no bridges")
+
+    return _in_child(make)
+
+
 def cgroup2_mount() -> Path | None:
     """Where the cgroup v2 tree is mounted: /sys/fs/cgroup, or …/unified on a hybrid host."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -362,6 +377,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "user": _user,
     "userns": _userns,
     "erofs": _erofs,
+    "bridge": _bridge,
     "idmap": _idmap,
     "netns": _netns,
     "overlay": _overlay,

@@ -83,7 +83,7 @@ OPTIONS = {
 }
 ALONE = {"cpu_burst": {"cpus": 2}, "time_offset": {"namespaces": {"time": "new"}}, "root_size": {"root": "tmpfs"}, "swap": {"memory": "1G"}}
 _OF_NETWORKS = ("publish", "dns", "dns_search", "dns_options", "allow_out", "allow_host", "net_rate", "log_denied")
-ALONE |= dict.fromkeys(_OF_NETWORKS, {"network": "bridge"})
+ALONE |= {name: {"network": "bridge"} for name in _OF_NETWORKS}
 
 
 def again(job: JobSpec) -> JobSpec:

@@ -140,7 +140,8 @@ def test_two_ports_of_one_host(one, other, both):
         ("10.0.0.0/8", Rule("10.0.0.0/8")), ("10.0.0.1", Rule("10.0.0.1")), ("10.0.0.0/8:443", Rule("10.0.0.0/8", ((443, 443),))),
         ("10.0.0.0/8:443/tcp", Rule("10.0.0.0/8", ((443, 443),), "tcp")), ("fd00::/8", Rule("fd00::/8")), ("::1", Rule("::1")),
         ("[fd00::/8]:80,8000-8080/udp", Rule("fd00::/8", ((80, 80), (8000, 8080)), "udp")), ("[fd00::1]", Rule("fd00::1")),
-        ("PyPI.org:443", Rule("pypi.org", ((443, 443),))), ("*.pypi.org", Rule("*.pypi.org")), ("0.0.0.0/0:53/udp", Rule("0.0.0.0/0", ((53, 53),), "udp")),
+        ("PyPI.org:443", Rule("pypi.org", ((443, 443),))), ("*.pypi.org", Rule("*.pypi.org")),
+        ("0.0.0.0/0:53/udp", Rule("0.0.0.0/0", ((53, 53),), "udp")),
     ],
 )  # fmt: skip
 def test_a_rule(text, rule):
@@ -207,7 +208,8 @@ def test_the_profile_untrusted_has_the_network_that_it_asks_for_and_never_the_ho
         ({"egress": Egress()}, "allow_out"), ({"network": "host", "egress": Egress()}, "allow_out"),
         ({"dns": ("10.0.0.1",)}, "dns"), ({"dns_search": ("a",)}, "dns"), ({"dns_options": ("ndots:2",)}, "dns"),
         ({"network": "container:a", "dns": ("10.0.0.1",)}, "dns"), ({"network": "container:a", "hostname": "h"}, "hostname"),
-        ({"network": "container:a", "domainname": "h"}, "domainname"), ({"network": "container:a", "hosts": (("a", "10.0.0.1"),)}, "add_hosts"),
+        ({"network": "container:a", "domainname": "h"}, "domainname"),
+        ({"network": "container:a", "hosts": (("a", "10.0.0.1"),)}, "add_hosts"),
         ({"network": "container:a", "sysctls": (("net.core.somaxconn", "1"),)}, "sysctls"),
     ],
 )  # fmt: skip
@@ -237,8 +239,8 @@ def test_values_that_cannot_be(fields):
 
 def test_what_a_private_network_may_have_of_its_own():
     made = private(
-        endpoints=(Endpoint("a", ("10.0.0.1", "fd00::1"), aliases=("db",)), Endpoint("b")), hosts=(("up", "host-gateway"),), dns_search=(".",),
-        sysctls=(("net.core.somaxconn", "1"),), hostname="h", dns_options=("ndots:2", "use-vc", "edns0"),
+        endpoints=(Endpoint("a", ("10.0.0.1", "fd00::1"), aliases=("db",)), Endpoint("b")), hosts=(("up", "host-gateway"),),
+        dns_search=(".",), sysctls=(("net.core.somaxconn", "1"),), hostname="h", dns_options=("ndots:2", "use-vc", "edns0"),
     )  # fmt: skip
     assert made.endpoints[0].aliases == ("db",)
     for closed in ({"egress": Egress(host=False)}, {"profile": "untrusted"}):
@@ -249,7 +251,7 @@ def test_what_a_private_network_may_have_of_its_own():
 
 
 def test_a_record_of_before_is_read():
-    old = {name: value for name, value in differences(Spec(("true",), network="host")).items()}
+    old = differences(Spec(("true",), network="host"))
     assert old == {"argv": ["true"], "network": "host"} and read(Spec, old) == Spec(("true",), network="host")
     whole = private(ports=(Port(80, 8080),), egress=Egress((Rule("a.org", ((1, 2),)),), False, 5, True), dns=("10.0.0.1",))
     assert read(Spec, differences(whole)) == whole

@@ -11,9 +11,9 @@ from support.quotas import limits
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork
+from dockless.sandbox.network import records
 from dockless.sandbox.network.model import Endpoint, Port
 from dockless.sandbox.spec import HostDevice, Spec
-from dockless.sandbox.network import records
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission.admission import Admission

@@ -16,8 +16,8 @@ from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
-from dockless.sandbox.run.process import Exit
 from dockless.sandbox.network.model import Endpoint
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
 from dockless.sched.callers import Caller
@@ -786,6 +786,27 @@ def test_they_wait_for_no_job_that_there_is_not_nor_for_anothers(tmp_path):
             pair = [JobSpec(TRUE, role="a", after=(after,)), JobSpec(TRUE, role="b")]
             await desk.refused(error, 1002, lambda queue, pair=pair: queue.submit_gang(pair))
         assert list(desk.engine.entries) == [theirs]
+
+    play_at_desk(tmp_path, story)
+
+
+def test_all_that_is_wrong_with_them_is_told_at_once_and_once_for_a_role(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(desk):
+        wide, limited = JobSpec(TRUE, role="worker", gpus="9"), JobSpec(TRUE, role="ps", array_limit=2)
+        with pytest.raises(NotEnoughGpus) as caught:
+            await desk(1002, lambda queue: queue.submit_gang([wide, wide, JobSpec(TRUE, role="right"), limited, limited]))
+        told = [str(caught.value), *caught.value.__notes__]
+        assert [line.split(": ")[0] for line in told] == ["role worker", "role ps", "none of the jobs was queued"]
+        jobs = [7, {"role": "a b"}, {"role": "right", "after": ["any:98", "ok:99"]}, {"role": "right"}]
+        with pytest.raises(BadInput) as caught:
+            await desk(1002, lambda queue: queue._call("submit", jobs=jobs, gang=True))
+        told = [str(caught.value), *caught.value.__notes__]
+        assert [line.split(": ")[0] for line in told] == ["job 1 of 4", "job 2 of 4", "none of the jobs was queued"]
+        with pytest.raises(UnknownJob, match="no job 98 to wait for") as caught:
+            await desk(1002, lambda queue: queue._call("submit", jobs=jobs[2:], gang=True))
+        assert caught.value.__notes__[0].startswith("there is no job 99 to wait for") and not desk.engine.entries
 
     play_at_desk(tmp_path, story)
 

@@ -17,7 +17,7 @@ from dockless.errors import SchedError
 from dockless.sched import roles
 from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
-from dockless.sched.engine.host import weights
+from dockless.sched.engine.host import processors
 from dockless.sched.engine.lifecycle import again, ending, gang_networks
 from dockless.sched.jobs import JobOptions, State
 from dockless.sched.store import queue
@@ -155,7 +155,7 @@ async def _back(engine: Engine, gang: Gang, reason: str, options: JobOptions) ->
         member.silent = False
     for member in gang.members:
         engine.active.pop(member.job.id, None)
-    weights.ended(engine, first.job.uid)
+    processors.ended(engine, first.job.uid)
     first.show(options=options)
     gang.over.clear()
     gang.told.clear()

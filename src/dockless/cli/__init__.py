@@ -48,6 +48,7 @@ VERBS = {
     "unpause": Verb("life", "let them go on", "now"),
     "update": Verb("life", "other limits for sandboxes that run", "now"),
     "rename": Verb("life", "give a detached sandbox another name", "now"),
+    "pool": Verb("pools", "sandboxes that are made before they are needed, for run --pool", "now"),
     "images": Verb("images", "list the images of the store; check that it is sound", "images"),
     "pull": Verb("registry", "fetch images from registries; a cut pull goes on where it stopped", "images"),
     "load": Verb("transfer", "load images: OCI layout or tar, docker save archive", "images"),

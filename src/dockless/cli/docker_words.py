@@ -330,7 +330,7 @@ FLAGS: dict[str, dict[str, Word]] = {
         "--cluster --group --limit-bytes --required-bytes --secret --sharing --topology-preferred --topology-required": Word(_SERVICES),
     },
     "network": {
-        "-d --driver --ipam-driver --ipam-opt --scope": Word("there are no drivers; a network is a bridge of the host", "network create NAME"),
+        "-d --driver --ipam-driver --ipam-opt --scope": Word("there are no drivers; it is a bridge of the host", "network create NAME"),
         "-o --opt": Word("what can be said of a network has options of its own", "network create --mtu 9000 NAME"),
         "--ip-range --aux-address": Word("a whole subnet is given out; leave it out", "network create --subnet 10.20.0.0/24 NAME"),
         "--ipv4 --ipv6": Word("a subnet of each kind is chosen; or name them", "network create --subnet fd00:20::/64 NAME"),

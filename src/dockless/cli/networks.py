@@ -66,13 +66,11 @@ def _create(options: Namespace) -> int:
     if len(options.names) > 1 and (options.subnet or options.gateway):
         hint = "make one network at a time, or leave the subnets to dockless"
         raise BadInput("several networks with one subnet", subject="--subnet", hint=hint)
-    mtu = {} if options.mtu is None else {"mtu": options.mtu}
-    given = _labels(options.label)
+    said = {"subnets": options.subnet, "gateways": options.gateway, "internal": options.internal, "isolated": options.isolated}
+    said |= {"labels": _labels(options.label)} | ({} if options.mtu is None else {"mtu": options.mtu})
 
     def make(name: str) -> None:
-        create(
-            name, subnets=options.subnet, gateways=options.gateway, internal=options.internal, isolated=options.isolated, labels=given, **mtu
-        )  # fmt: skip
+        create(name, **said)
 
     return _each(options.names, make, options)
 
