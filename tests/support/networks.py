@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from dockless.native.netns import NetworkNamespace
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import host, netlink, rtnetlink
 
 _CLONE_NEWNET = 0x40000000
 
@@ -39,6 +39,7 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
         _enter(before)
         os.close(before)
         made.close()
+        host._after_fork()  # a socket that it keeps is of the namespace that was
 
 
 def links() -> set[str]:
