@@ -211,6 +211,8 @@ def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list
         for address, subnet in zip(lease.addresses, subnets, strict=True)
     ]
     requests.append(rtnetlink.set_up(name, index))
+    if network.patience:
+        requests.append(rtnetlink.set_patience(name, index, network.patience))
     if lease.egress is not None and lease.egress.rate:
         requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
     for gateway, subnet in zip(network.gateways, subnets, strict=True):

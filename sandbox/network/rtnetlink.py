@@ -26,6 +26,7 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _NDA_LLADDR, _NO_ARP, _MASTER_FLAG = 2, 0x40, 0x04
 _NEWQDISC, _ROOT, _TCA_KIND, _TCA_OPTIONS = 36, 0xFFFFFFFF, 1, 2
 _TBF_PARMS, _TBF_RATE64, _TBF_BURST, _ETHERNET, _LEAST_BURST = 1, 4, 6, 1, 16384
+_SETNEIGHTBL, _NDTA_NAME, _NDTA_PARMS, _NDTPA_IFINDEX, _NDTPA_MCAST_PROBES = 67, 1, 6, 1, 11
 _RATE = struct.Struct("=BBHhHI")
 LOOPBACK = 1
 """The number of the loopback interface, which is the first of each namespace."""
@@ -109,6 +110,13 @@ def add_default_route(gateway: str, name: str, index: int) -> Request:
     body = fixed + attribute(_RTA_GATEWAY, address.packed) + attribute(_RTA_OIF, index)
     family_word = " -6" if address.version == 6 else ""
     return Request(_NEWROUTE, CREATE | EXCL, body, f"ip{family_word} route add default via {gateway} dev {name}")
+
+
+def set_patience(name: str, index: int, seconds: int) -> Request:
+    """How often, once a second, a link asks who has an address of its subnet before "No route to host"; three times otherwise. arp(7)"""
+    parameters = nested(_NDTA_PARMS, attribute(_NDTPA_IFINDEX, index), attribute(_NDTPA_MCAST_PROBES, seconds))
+    body = struct.pack("=Bxxx", socket.AF_INET) + attribute(_NDTA_NAME, "arp_cache") + parameters
+    return Request(_SETNEIGHTBL, 0, body, f"ip ntable change name arp_cache dev {name} mcast_probes {seconds}")
 
 
 def limit_rate(name: str, index: int, rate: int) -> Request:
