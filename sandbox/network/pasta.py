@@ -35,9 +35,12 @@ _MTU = 65520
 """Of the tap: the largest that pasta takes, so that few packets carry much."""
 _HELP_TIMEOUT = 10.0  # seconds
 _METADATA = ("169.254.0.0/16", "fd00:ec2::254/128")
+_LINK_LOCAL = "fe80::2/128"
+"""Its own, with no route to others of the kind, before the link is up: what the kernel sends then it would send from ::, and versions of
+pasta take that for the sandbox's address."""
 _OF_THE_WORLD = ("2000::/3", "fc00::/7", "64:ff9b::/96")
 """All of IPv6 that leads beyond a link. Without a route to fe80::/10 the host's own addresses there are out of reach."""
-_NET_ADMIN, _NET_RAW = 1 << 12, 1 << 13
+_NET_ADMIN, _NET_RAW, _SYS_PTRACE = 1 << 12, 1 << 13, 1 << 19
 _INSTALL = "apt install passt (Fedora, Arch: passt), or --network host or none"
 
 
@@ -102,8 +105,9 @@ def _options(path: str) -> Iterable[str]:
     return (word for word in words if word.startswith("--"))
 
 
-def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pasta) -> None:
-    """Refuse what pasta cannot hold. ``rights``: the capabilities of the sandbox, as a mask. ``Unsupported``, ``BadInput``"""
+def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
+    """Refuse what pasta cannot hold. ``rights``: the capabilities of the sandbox, as a mask; ``sees_processes``: those of the host, and so
+    pasta itself. ``Unsupported``"""
     if [endpoint.network for endpoint in endpoints] != [DEFAULT]:
         name = next(endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT)
         raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
@@ -118,6 +122,9 @@ def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pas
     has = " and ".join(name for name, bit in (("NET_ADMIN", _NET_ADMIN), ("NET_RAW", _NET_RAW)) if rights & bit)
     if has and not (egress.host and egress.allow is None):
         raise Unsupported(f"a sandbox with {has} gets round rules for what leaves it", subject="cap_add", hint=f"drop {has}, or run it as root")
+    if sees_processes and rights & _SYS_PTRACE:
+        hint = "drop SYS_PTRACE, or give it no view of the host's processes"
+        raise Unsupported("a sandbox with SYS_PTRACE that sees pasta has what pasta has, the host's loopback", subject="cap_add", hint=hint)
     if has and not pasta.drops_loopback:
         hint = f"drop {has}, or install passt of August 2024 or newer"
         raise Unsupported(f"with {has} a sandbox would reach the host's loopback through this pasta", subject="cap_add", hint=hint)
@@ -224,7 +231,8 @@ def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress,
     if not addresses:
         return requests
     requests += [rtnetlink.set_mac(LINK, index, mac)] if mac else []
-    requests += [rtnetlink.no_own_address(LINK, index)] if any(address.version == 6 for address in addresses) else []
+    if any(address.version == 6 for address in addresses):
+        requests += [rtnetlink.no_own_address(LINK, index), rtnetlink.add_address(LINK, index, ip_interface(_LINK_LOCAL))]
     requests += [rtnetlink.set_mtu(LINK, index, _MTU), rtnetlink.set_up(LINK, index)]
     requests += [rtnetlink.add_address(LINK, index, ip_interface(address.own)) for address in addresses]
     for address in addresses:

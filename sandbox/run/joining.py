@@ -44,7 +44,7 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
     if os.geteuid() != 0:
         from dockless.sandbox.run.pasta import connect
 
-        by_pasta = connect(wanted(spec, directory, owner), user, ready.resolved.capabilities, opened)
+        by_pasta = connect(wanted(spec, directory, owner), ready.resolved, user, opened)
         return JoinedNetwork(by_pasta.network, user, by_pasta.held)
     from dockless.sandbox.network.attach import attach
 

@@ -22,12 +22,13 @@ from dockless.base.dataclass import dataclass
 from dockless.base.waits import readable
 from dockless.errors import NetworkError, SandboxError
 from dockless.sandbox.network import netlink, pasta, ports, records
-from dockless.sandbox.network.attach import Wanted
+from dockless.sandbox.network.attach import Wanted, namespace_of
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.nameservers import kinds_asked_by_host
 from dockless.sandbox.network.pasta import ERRORS_FD, NAMESPACE_FD, READY_FD
 from dockless.sandbox.plan.builder import NEW_NS, PRIVATE, RECURSIVE
 from dockless.sandbox.plan.plan import SLOT_FREE, SLOT_HELD, Command, Op, Plan, encode, filled_in
+from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.run import children, process
 
 _READY_TIMEOUT = 20.0
@@ -44,15 +45,13 @@ class Connected:
     held: tuple[int, ...]
 
 
-def connect(wanted: Wanted, user: int, rights: int, opened: contextlib.ExitStack) -> Connected:
-    """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and give it a way out by pasta. ``rights``: the
-    sandbox's capabilities, as a mask. All is closed, and pasta ended, with ``opened``, unless somebody else has ``held``. Errors:
-    ``Unsupported``, ``AddressTaken``, ``BadInput``, ``NetworkError``, ``LaunchFailed``."""
-    from dockless.sandbox.network.attach import namespace_of
-
+def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.ExitStack) -> Connected:
+    """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and give it a way out by pasta. All is closed,
+    and pasta ended, with ``opened``, unless somebody else has ``held``. Errors: ``Unsupported``, ``AddressTaken``, ``BadInput``,
+    ``NetworkError``, ``LaunchFailed``."""
     children.collect_ended()  # those of sandboxes that have ended
     program = pasta.installed()
-    pasta.check(wanted.endpoints, wanted.egress, rights, program)
+    pasta.check(wanted.endpoints, wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
     host = Host()
     (endpoint,) = wanted.endpoints
     network = records.find_or_make(endpoint.network, host)

@@ -16,6 +16,7 @@ pytestmark = requires("pasta")
         "host_is_closed",
         "untrusted_and_the_host",
         "written_by_hand",
+        "not_traced",
         "names",
         "only_allowed",
         "host_gateway",
