@@ -48,8 +48,8 @@ def write_all(host: Host, done: list[Request]) -> None:
 
 
 def _living(host: Host, networks: Sequence[Network]) -> list[Lease]:
-    """All leases that live. A port is the newest one's: the keeper of an earlier one is gone, or it could not have been bound, and the kernel
-    is still taking its link apart."""
+    """All leases that live. A port is the newest one's: the keeper of an earlier one is gone, or it could not have been bound, and the
+    kernel is still taking its link apart."""
     found: list[Lease] = []
     each = (lease for network in networks for lease in leases.living(host, network.name))
     for lease in sorted(each, key=lambda lease: lease.since, reverse=True):
