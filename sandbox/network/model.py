@@ -99,7 +99,8 @@ class Egress:
 class Network:
     """One that was made. ``subnets``: one of IPv4 or IPv6, or one of each, and ``gateways``: the bridge's own address in each. ``bridge``:
     the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``named``: they
-    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970."""
+    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970. ``patience``: seconds
+    that one on it looks for an address which nobody has yet; 0: three, as the kernel does."""
 
     name: str
     subnets: tuple[str, ...]
@@ -112,6 +113,7 @@ class Network:
     labels: tuple[tuple[str, str], ...] = ()
     owner: int = 0
     created: float = 0.0
+    patience: int = 0
 
     def __post_init__(self) -> None:
         check_record(self)
