@@ -8,14 +8,12 @@ from copy import copy
 
 from dockless.base.dataclass import replace
 from dockless.base.findings import MOST, Findings
-from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
-from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns, check_values
+from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns
 from dockless.sched.engine.waiting.aside import name_whole_arrays, refused
-from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import NONE_QUEUED, is_label, place_in_list
 from dockless.sched.store.queue import NewJob
 
@@ -64,8 +62,7 @@ async def of_list(
     new, refusals, turns = dict[int, NewJob](), dict[int, DocklessError](), Turns(turn)
     for index, plain in enumerate(specs):
         try:
-            await turns.before(check_values(plain, "job"))
-            job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
+            job = engine.admission.admit(caller, await turns.read(plain), in_array)
             if job.options.role:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             new[index] = job
@@ -99,8 +96,7 @@ async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Call
     for index, plain in enumerate(specs):
         refusal = None
         try:
-            await turns.before(check_values(plain, "job"))
-            asked = read(JobSpec, plain, "job")
+            asked = await turns.read(plain)
             if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
             new.append(engine.admission.admit(caller, asked))
