@@ -33,17 +33,17 @@ async def admitted(
     turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
-    place: tuple[int, int] = (0, 0),
+    in_array: tuple[int, int] = (0, 0),
     gang: bool = False,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises all that is wrong with them. ``turn``, ``array``, ``place``, ``gang``: as in
+    """The jobs, given as plain JSON values. Raises all that is wrong with them. ``turn``, ``array``, ``in_array``, ``gang``: as in
     ``Engine.submit``."""
     wrong = Findings(NONE_QUEUED if len(specs) > 1 else "")
     if gang:
         return await _gang(engine, caller, specs, turn, wrong)
-    new = await of_list(engine, caller, specs, turn, wrong, len(specs), in_array=array or place[0] > 0)
+    new = await of_list(engine, caller, specs, turn, wrong, len(specs), of_array=array or in_array[0] > 0)
     wrong.refuse()
-    return [replace(job, place=place) for job in new] if place[0] else new
+    return [replace(job, in_array=in_array) for job in new] if in_array[0] else new
 
 
 async def of_list(
@@ -55,14 +55,14 @@ async def of_list(
     count: int,
     *,
     before: int = 0,
-    in_array: bool = False,
+    of_array: bool = False,
 ) -> list[NewJob]:
     """Those of the jobs with which nothing is wrong; else it is noted, and raised where that is enough. ``before``: how many jobs of the
     same submit, of ``count``, have been here."""
     new, refusals, turns = dict[int, NewJob](), dict[int, DocklessError](), Turns(turn)
     for index, plain in enumerate(specs):
         try:
-            job = engine.admission.admit(caller, await turns.read(plain), in_array)
+            job = engine.admission.admit(caller, await turns.read(plain), of_array)
             if job.options.role:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             new[index] = job
