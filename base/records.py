@@ -93,6 +93,9 @@ def _below(where: str, name: str) -> str:
 
 
 def _read(value: Any, hint: Any, place: str, newer: bool) -> Any:
+    if type(value) is hint:  # a text or a number
+        check(place, value, hint)
+        return value
     origin, inner = parts(hint)
     either = inner if origin is UnionType else (hint,)
     for one in either:

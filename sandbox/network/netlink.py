@@ -22,6 +22,8 @@ _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+_SNDBUFFORCE = 32
+"""SO_SNDBUFFORCE: beyond net.core.wmem_max, for root."""
 _MESSAGE_TEXT = 1
 """NLMSGERR_ATTR_MSG: the kernel's own words about what it refused."""
 _MOST = 1 << 20
@@ -101,6 +103,45 @@ def carry_out(opened: socket.socket, requests: Sequence[Request], *, known: Sequ
         raise refused
 
 
+def carry_out_together(opened: socket.socket, requests: Sequence[Request]) -> None:
+    """A transaction of nfnetlink: all of them or none. The first request begins it and the last ends it; neither is answered, unless
+    nothing of it can be done. ``NetworkError`` of the first that was refused."""
+    asked = len(requests) - 1  # answered last, and of the others only those that are refused: hundreds of answers would find no room
+    _send(opened, [_message(request, number, ACK if number == asked else 0) for number, request in enumerate(requests, 1)])
+    refused: NetworkError | None = None
+    done = False
+    try:
+        while not done or refused is not None:
+            for kind, number, payload in _received(opened, socket.MSG_DONTWAIT):  # the kernel answers before _send returns
+                if kind != _ERROR or not 1 <= number <= len(requests):
+                    continue
+                done = done or number == asked
+                code = -struct.unpack_from("=i", payload)[0]
+                if code and refused is None:
+                    refused = refusal(requests[number - 1], code, payload)
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        refused = refused or refusal(requests[0], error.errno or errno.EIO)
+    if refused is None and not done:
+        refused = refusal(requests[0], errno.EIO)
+    if refused is not None:
+        raise refused
+
+
+def ask(opened: socket.socket, requests: Sequence[Request]) -> list[bytes | None]:
+    """Of each request for one thing the payload of its answer, None where the kernel has no such thing. ``OSError``"""
+    _send(opened, [_message(request, number, 0) for number, request in enumerate(requests, 1)])
+    found: dict[int, bytes | None] = {}
+    while len(found) < len(requests):
+        for kind, number, payload in _received(opened):
+            code = -struct.unpack_from("=i", payload)[0] if kind == _ERROR else 0
+            if code not in (0, errno.ENOENT):
+                raise OSError(code, os.strerror(code))
+            found[number] = None if code else payload
+    return [found[number] for number in range(1, len(requests) + 1)]
+
+
 def dump(opened: socket.socket, request: Request) -> list[bytes]:
     """What the kernel has of a kind: the payload of each answer. ``OSError``"""
     _send(opened, [_message(request, 1, ROOT_AND_MATCH)])
@@ -135,12 +176,15 @@ def _message(request: Request, number: int, flags: int) -> bytes:
 def _send(opened: socket.socket, messages: list[bytes]) -> None:
     whole = b"".join(messages)
     if len(whole) > 100_000:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _BUFFER)
+        except PermissionError:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
     opened.sendto(whole, (0, 0))
 
 
-def _received(opened: socket.socket) -> Iterator[tuple[int, int, bytes]]:
-    raw, at = opened.recv(_MOST), 0
+def _received(opened: socket.socket, flags: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    raw, at = opened.recv(_MOST, flags), 0
     while at + 16 <= len(raw):
         size, kind, _, number, _ = _HEADER.unpack_from(raw, at)
         if size < 16:

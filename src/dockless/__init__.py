@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dockless import errors as errors
     from dockless import images as images
     from dockless import native as native
+    from dockless import networks as networks
     from dockless import sandbox as sandbox
     from dockless import sched as sched
     from dockless import volumes as volumes
@@ -117,10 +118,15 @@ if TYPE_CHECKING:
     from dockless.sandbox.files.tree import Copied as Copied
     from dockless.sandbox.files.watching import FileEvent as FileEvent
     from dockless.sandbox.files.watching import Watch as Watch
+    from dockless.sandbox.network.model import Egress as Egress
+    from dockless.sandbox.network.model import Endpoint as Endpoint
+    from dockless.sandbox.network.model import Port as Port
+    from dockless.sandbox.network.model import Rule as Rule
     from dockless.sandbox.run.events import Event as Event
     from dockless.sandbox.run.events import Events as Events
     from dockless.sandbox.run.health import Health as Health
     from dockless.sandbox.run.logfile import Row as Row
+    from dockless.sandbox.run.networks import NetworkInfo as NetworkInfo
     from dockless.sandbox.run.process import Exit as Exit
     from dockless.sandbox.run.volumes import VolumeInfo as VolumeInfo
     from dockless.sandbox.spec import Bind as Bind
@@ -169,9 +175,11 @@ _HOME = {
     "sandbox.files.files": ("FileInfo", "Files"),
     "sandbox.files.tree": ("Copied",),
     "sandbox.files.watching": ("FileEvent", "Watch"),
+    "sandbox.network.model": ("Egress", "Endpoint", "Port", "Rule"),
     "sandbox.run.events": ("Event", "Events"),
     "sandbox.run.health": ("Health",),
     "sandbox.run.logfile": ("Row",),
+    "sandbox.run.networks": ("NetworkInfo",),
     "sandbox.run.process": ("Exit",),
     "sandbox.run.volumes": ("VolumeInfo",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
@@ -181,7 +189,7 @@ _HOME = {
     "_submitting": ("Submitted", "submit", "submit_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched", "volumes"))
+_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "networks", "sandbox", "sched", "volumes"))
 
 __all__ = sorted(_MODULE_OF)
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import ParamSpec
 
+from dockless import _async_networks as networks
 from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _finding, _submitting
 from dockless._async_attaching import Attachment
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "Zygote",
-    "commit", "create", "diff", "events", "list", "pull", "run", "start",
+    "commit", "create", "diff", "events", "list", "networks", "pull", "run", "start",
     "submit", "submit_file", "volumes",
 ]  # fmt: skip
 

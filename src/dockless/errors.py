@@ -72,6 +72,8 @@ class DocklessError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = exit_codes.ERROR
+    number: int = 0
+    """Of jobs that are submitted together, the one that it is about, counted from 1; 0 where it is about none."""
 
     def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
         super().__init__(message)
