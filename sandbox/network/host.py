@@ -24,13 +24,18 @@ _kept: dict[int, socket.socket] = {}
 _lock = _thread.allocate_lock()
 
 
+def let_go() -> None:
+    """Close what is kept: it would keep its network namespace."""
+    for one in _kept.values():
+        one.close()
+    _kept.clear()
+
+
 def _after_fork() -> None:
     """What the parent asks is not the child's to hear."""
     global _lock
     _lock = _thread.allocate_lock()
-    for one in _kept.values():
-        one.close()
-    _kept.clear()
+    let_go()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -66,9 +71,7 @@ class Host:
         with _lock:
             here = os.stat("/proc/thread-self/ns/net").st_ino
             if here not in _kept:
-                for one in _kept.values():
-                    one.close()
-                _kept.clear()
+                let_go()
                 _kept[here] = self.netlink(netlink.NETFILTER)
             try:
                 yield _kept[here]

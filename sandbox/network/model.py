@@ -77,8 +77,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also the host's own addresses and the
-    metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is refused is in the kernel's log."""
+    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also, where ``allow`` has them, the
+    host's own addresses and the metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is
+    refused is in the kernel's log."""
 
     allow: tuple[Rule, ...] | None = None
     host: bool = True
@@ -122,7 +123,8 @@ class Network:
 class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
-    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints."""
+    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
+    taken, in seconds since 1970."""
 
     network: str
     addresses: tuple[str, ...]
@@ -135,6 +137,7 @@ class Lease:
     egress: Egress | None = None
     owner: int = 0
     serial: int = 0
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         check_record(self)

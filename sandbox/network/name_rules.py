@@ -96,8 +96,6 @@ def judge(rules: Rules, query: dns.Query, raw: bytes, limit: int) -> Verdict:
                     continue
                 admitted.append(record.data)
         told.append(dns.Record(record.name, record.kind, min(record.seconds, seconds), record.data))
-    if refused and not any(record.kind in (dns.A, dns.AAAA) for record in told):
-        return Verdict(dns.answer(query, dns.REFUSED, limit=limit), refused=tuple(refused))
     answer = dns.answer(query, dns.NO_ERROR, told, limit=limit, cut=found.cut)
     return Verdict(answer, tuple(admitted), max(LEAST, seconds), tuple(refused))
 

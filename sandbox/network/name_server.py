@@ -5,7 +5,7 @@
     sandbox            name server                           name servers of the host
        │ name? ───────────►│ a lease has that address? no: silence
        │ ◄── addresses ────│ a neighbour's name
-       │ ◄── refused ──────│ no rule of the sandbox allows it
+       │ ◄── no such name ─│ no rule of the sandbox allows it
        │                   │ name? ──────────────────────────────►│
        │                   │ ◄──────────────────────── addresses ─│
        │                   │ rules: the firewall lets those through, then
@@ -197,7 +197,7 @@ class NameServer:
             return dns.answer(query, dns.NO_NAME, limit=limit)  # it can only be a neighbour's, who is not there yet
         if not allowed:
             self._say(resident.lease, name, "no rule allows it")
-            return dns.answer(query, dns.REFUSED, limit=limit)
+            return dns.answer(query, dns.NO_NAME, limit=limit)  # musl waits in vain after a refusal
         if resident.rules is not None and not name_rules.has_answer(kind):
             return dns.answer(query, dns.NO_ERROR, limit=limit)
         return None

@@ -57,11 +57,12 @@ class Residents:
         self._events.close()
 
     def refresh(self) -> None:
-        for happened in self._events.read():
-            if happened.mask & inotify.OVERFLOW:
-                return self._read_all()
-            if happened.name:
-                self._read(happened.name)
+        """All that has changed, also where it is more than is told at once."""
+        while happened := [*self._events.read()]:
+            if any(one.mask & inotify.OVERFLOW for one in happened):
+                self._read_all()
+            for name in {one.name for one in happened if one.name}:
+                self._read(name)
 
     def at(self, address: bytes) -> Resident | None:
         """Whose address it is."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.requires import requires
 
-pytestmark = requires("root", "netns", "program:getent", "program:busybox", "program:nsenter")
+pytestmark = requires("root", "netns", "program:getent", "program:busybox", "program:nsenter", "program:nft")
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -55,3 +55,21 @@ def test_python_finds_both(said):
 def test_only_others_are_asked_of_the_host(said):
     assert said["asked"][1] == "tcp:many.example udp:a.example udp:many.example"
     assert said["log"][1] == ""
+
+
+def test_what_a_rule_allows_is_let_through_with_its_ports(said):
+    assert addresses(said["two of another"][1]) == ["2001:db8::9", "203.0.113.9"] and "203.0.113.10" in said["two of one below"][1]
+    sets = [words for words in said["rules"][1].split("set ") if "timeout" in words]
+    by_address = {address: sum(address in words for words in sets) for address in ("203.0.113.9 ", "203.0.113.10 ", "2001:db8::9 ")}
+    assert by_address == {"203.0.113.9 ": 2, "203.0.113.10 ": 1, "2001:db8::9 ": 2}  # two rules allow a.example, with ports of their own
+
+
+def test_nothing_else_is_told_or_let_through(said):
+    assert said["two of a private one"][1] == said["two of a stranger"][1] == ""
+    assert addresses(said["two of a neighbour"][1]) == [
+        "10.77.0.5",
+        "fd77::5",
+    ]  # one.corp, which is asked for first, is not
+    assert "Name or service not known" in said["two of a stranger, told"][2]
+    for address in ("169.254.169.254 timeout", "10.77.0.5 timeout", "203.0.113.66"):
+        assert address not in said["rules"][1]

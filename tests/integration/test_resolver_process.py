@@ -76,6 +76,20 @@ def test_it_answers_and_is_started_once(net):
     assert not (net.directory / resolver.LOG).read_text()
 
 
+def test_questions_of_hundreds_who_start_at_once_wait_for_it(net):
+    net.lease(ONE, "one")
+    ensure(net)
+    pid = pid_of(net)
+    assert net.ask(ONE, "one").texts == [ONE]
+    os.kill(pid, signal.SIGSTOP)
+    with net.client(ONE) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE, for the answers
+        for number in range(600):
+            opened.send(question("one", number=number))
+        os.kill(pid, signal.SIGCONT)
+        assert {int.from_bytes(opened.recv(999)[:2], "big") for _ in range(600)} == set(range(600))
+
+
 def test_it_outlives_whoever_started_it(net):
     net.lease(ONE, "one")
     pid = os.fork()

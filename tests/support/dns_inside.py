@@ -16,12 +16,22 @@ from support.dns_peers import Upstream
 
 from dockless.base import records
 from dockless.native.netns import NetworkNamespace
-from dockless.sandbox.network import netlink, resolver, rtnetlink
+from dockless.sandbox.network import netlink, nftables, resolver, rtnetlink, table
 from dockless.sandbox.network.host import Host, index_of
-from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.model import Egress, Lease, Network, Rule
 
 NETWORK = Network("web", ("10.77.0.0/16", "fd77::/64"), ("10.77.0.1", "fd77::1"), "br0")
+TABLE = "dockless-inside"
+EGRESS = {"two": Egress(allow=(Rule("a.example", ((443, 443),)), Rule("*.example", ((80, 80),))), host=False)}
 PYTHON = "import socket; print(sorted({one[4][0] for one in socket.getaddrinfo('%s', 80)}))"
+RULED = {
+    "two of another": ["getent", "ahosts", "a.example"],
+    "two of one below": ["busybox", "nslookup", "b.example"],
+    "two of a private one": ["getent", "ahosts", "rebound.example"],
+    "two of a stranger": ["getent", "ahosts", "a.stranger"],
+    "two of a neighbour": ["getent", "ahosts", "one"],
+    "two of a stranger, told": [sys.executable, "-I", "-c", PYTHON % "a.stranger"],
+}
 COMMANDS = {
     "getent": ["getent", "ahosts", "two"],
     "getent of itself": ["getent", "ahosts", "one"],
@@ -56,7 +66,9 @@ def sandbox(number: int, netns: int, inside: NetworkNamespace) -> None:
 
 def main(directory: Path) -> None:
     (directory / "leases").mkdir(parents=True)
-    for name, text in (("host.conf", "nameserver 127.0.0.1\n"), ("own.conf", "nameserver 10.77.0.1\nnameserver fd77::1\n"), ("hosts", "")):
+    own = "nameserver 10.77.0.1\nnameserver fd77::1\n"
+    files = {"hosts": "", "host.conf": "nameserver 127.0.0.1\n", "own.conf": own, "search.conf": own + "search corp\n"}
+    for name, text in files.items():
         (directory / name).write_text(text)
     subprocess.run(["mount", "--bind", directory / "host.conf", "/etc/resolv.conf"], check=True)
     subprocess.run(["mount", "--bind", directory / "hosts", "/etc/hosts"], check=True)
@@ -70,25 +82,40 @@ def main(directory: Path) -> None:
         )
     upstream = Upstream(port=53, room=512)
     upstream.has("a.example", "203.0.113.9", "2001:db8::9")
+    upstream.has("b.example", "203.0.113.10")
+    upstream.has("a.stranger", "203.0.113.66")
+    upstream.has("rebound.example", "169.254.169.254", "10.77.0.5")
     upstream.has("many.example", *(f"203.0.113.{number}" for number in range(1, 101)))
     said = {}
     with upstream.running(), contextlib.ExitStack() as opened:
+        leases, inside = [], {}
         for number, name in ((5, "one"), (6, "two")):
-            inside = NetworkNamespace()
-            opened.callback(inside.close)
-            sandbox(number, inside.fd, inside)
-            lease = Lease("web", (f"10.77.0.{number}", f"fd77::{number}"), "", f"v{number}", "/nowhere", number, (name,))
-            (directory / "leases" / f"10.77.0.{number}").write_text(json.dumps(records.plain(lease)))
-            if number == 5:
-                netns = inside.fd
-        resolver.ensure(NETWORK, directory, Host(), "dockless-none")
+            inside[name] = NetworkNamespace()
+            opened.callback(inside[name].close)
+            sandbox(number, inside[name].fd, inside[name])
+            addresses = (f"10.77.0.{number}", f"fd77::{number}")
+            lease = Lease(
+                "web", addresses, f"02:00:00:00:00:{number:02x}", f"v{number}", "/nowhere", number, (name,), egress=EGRESS.get(name)
+            )
+            (directory / "leases" / addresses[0]).write_text(json.dumps(records.plain(lease)))
+            leases.append(lease)
+        with Host().netlink(netlink.NETFILTER) as asking:
+            nftables.carry_out(asking, table.requests_for(TABLE, [NETWORK], leases))
+        resolver.ensure(NETWORK, directory, Host(), TABLE)
         opened.callback(resolver.stop, directory)
-        script = f'mount --bind {directory}/own.conf /etc/resolv.conf && exec "$@"'
-        for name, command in COMMANDS.items():
-            entering = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{netns}", "unshare", "-m", "sh", "-c", script, "sh", *command]
-            done = subprocess.run(entering, capture_output=True, text=True, timeout=60)
-            said[name] = [done.returncode, done.stdout, done.stderr]
-        said["asked"] = [0, " ".join(sorted({f"{how}:{name}" for name, _, how in upstream.asked})), ""]
+
+        def run(commands: dict[str, list[str]], netns: int, conf: str) -> None:
+            script = f'mount --bind {directory}/{conf} /etc/resolv.conf && exec "$@"'
+            for name, command in commands.items():
+                entering = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{netns}", "unshare", "-m", "sh", "-c", script, "sh", *command]
+                done = subprocess.run(entering, capture_output=True, text=True, timeout=60)
+                said[name] = [done.returncode, done.stdout, done.stderr]
+
+        run(COMMANDS, inside["one"].fd, "own.conf")
+        asked = sorted({f"{how}:{name}" for name, _, how in upstream.asked})
+        run(RULED, inside["two"].fd, "search.conf")
+        said["asked"] = [0, " ".join(asked), ""]
+        said["rules"] = [0, subprocess.run(["nft", "list", "table", "inet", TABLE], capture_output=True, text=True).stdout, ""]
         said["log"] = [0, (directory / resolver.LOG).read_text(), ""]
     print(json.dumps(said))
 

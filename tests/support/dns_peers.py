@@ -233,6 +233,22 @@ def place(directory: Path, *addresses: str, name: str = "web", **more: bool) -> 
         asking = netlink.prepare(namespace.route)
         mine = [ipaddress.ip_interface(f"{text}/{64 if ':' in text else 16}") for text in (*GATEWAYS, *addresses)]
         netlink.carry_out(asking, [rtnetlink.set_up("lo", 1), *(rtnetlink.add_address("lo", 1, one) for one in mine)])
-        yield Place(network, directory, Host(namespace.fd))
+        made = Place(network, directory, Host(namespace.fd))
+        for one in mine:
+            _await_delivery(made.host, str(one.ip))
+        yield made
     finally:
         namespace.close()
+
+
+def _await_delivery(host: Host, address: str) -> None:
+    """The kernel adds the route to an address of IPv6 some time after the address."""
+    with host.open(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as opened:
+        opened.bind((address, 0))
+        opened.settimeout(0.01)
+        for _ in range(1000):
+            opened.sendto(b"x", opened.getsockname())
+            with contextlib.suppress(TimeoutError):
+                opened.recv(9)
+                return
+    raise AssertionError(f"nothing comes to {address}")

@@ -36,6 +36,7 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
                     setting.write(str(int(forward)))
         yield made
     finally:
+        host.let_go()
         _enter(before)
         os.close(before)
         made.close()
