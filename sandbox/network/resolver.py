@@ -83,12 +83,17 @@ def _start(network: Network, directory: Path, host: Host, table: str, lock: int,
         for number, bound in enumerate(_bound(network, host, opened)):
             fds[_FIRST_FD + number] = bound.fileno()
         said = dumps({"network": records.plain(network), "table": table})
-        places = [path for path in sys.path if os.path.isabs(path)]
-        start_apart(sys.executable, [sys.executable, "-I", "-S", "-c", _CODE, said, *places], fds)
+        start_apart(sys.executable, [sys.executable, "-I", "-S", "-c", _CODE, said, *_places()], fds)
     except OSError as error:
         hint = "look at the limits of this host: processes, open files, memory"
         what = f"cannot start the resolver of network {network.name}: {error.strerror}"
         raise NetworkError(what, subject=network.name, hint=hint) from error
+
+
+def _places() -> list[str]:
+    """Where it imports from, beside the standard library: no more than it needs, since it goes on when who started it is gone."""
+    ours = __import__("dockless").__path__[0]
+    return [os.path.dirname(os.path.abspath(ours)), os.path.dirname(os.path.abspath(str(__import__("_cffi_backend").__file__)))]
 
 
 def _bound(network: Network, host: Host, opened: contextlib.ExitStack) -> list[socket.socket]:
