@@ -49,9 +49,11 @@ def address_version(text: str) -> int:
 
 
 def hosts_file(hostname: str, domainname: str, hosts: tuple[tuple[str, str], ...], gateway: str = "127.0.0.1") -> str:
-    """hosts(5). ``hostname`` empty: others answer for it. ``gateway``: the host's own address; with the host's network its loopback is the
-    host's own."""
+    """hosts(5). ``hostname`` empty: others answer for it; one that is among ``hosts`` has its address there. ``gateway``: the host's own
+    address; with the host's network its loopback is the host's own."""
     lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
-    lines += [f"127.0.1.1\t{hostname}.{domainname} {hostname}" if domainname else f"127.0.1.1\t{hostname}"] if hostname else []
-    lines += [f"{gateway if address == GATEWAY else address}\t{name}" for name, address in hosts]
+    said = [(gateway if address == GATEWAY else address, name) for name, address in hosts]
+    own = next((address for address, name in said if name == hostname), "127.0.1.1")
+    lines += [f"{own}\t{hostname}.{domainname} {hostname}" if domainname else f"{own}\t{hostname}"] if hostname else []
+    lines += [f"{address}\t{name}" for address, name in said if (address, name) != (own, hostname)]
     return "".join(f"{line}\n" for line in lines)

@@ -19,6 +19,8 @@ LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Of those that they get: below the ports that the kernel gives to who asks for none, ip_local_port_range."""
 DONE = "done"
+_LONGEST = 64
+"""Of the kernel's host names, uname(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def is_host_name(role: str) -> bool:
 def host_name(options: JobOptions) -> str:
     """By which the others find it, ``worker-0``; empty where its role is no host's name."""
     name = f"{options.role}-{options.role_index}"
-    return name if is_host_name(name) else ""
+    return name if len(name) <= _LONGEST and is_host_name(name) else ""
 
 
 def environment(

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse
 from dockless.sandbox.network import bridges, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network.asked import overlap
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Lease, Network
@@ -39,11 +41,22 @@ def write_all(host: Host, done: list[Request]) -> None:
         networks = records.every()
         for network in networks:
             leases.sweep(host, network.name)
-        living = [lease for network in networks for lease in leases.living(host, network.name)]
-        requests = table.requests_for(records.table_name(), networks, living)
+        requests = table.requests_for(records.table_name(), networks, _living(host, networks))
         with host.nftables() as asking:
             nftables.carry_out(asking, requests)
     done += requests
+
+
+def _living(host: Host, networks: Sequence[Network]) -> list[Lease]:
+    """All leases that live. A port is the newest one's: the keeper of an earlier one is gone, or it could not have been bound, and the kernel
+    is still taking its link apart."""
+    found: list[Lease] = []
+    each = (lease for network in networks for lease in leases.living(host, network.name))
+    for lease in sorted(each, key=lambda lease: lease.since, reverse=True):
+        newer = [port for one in found for port in one.ports] if lease.ports else []
+        kept = tuple(port for port in lease.ports if not any(overlap(port, other) for other in newer))
+        found.append(lease if kept == lease.ports else replace(lease, ports=kept))
+    return found
 
 
 def sweep() -> list[str]:
@@ -58,7 +71,7 @@ def sweep() -> list[str]:
         with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
-            living = [lease for network in networks for lease in leases.living(host, network.name)]
+            living = _living(host, networks)
             if not dead and not living:
                 return []  # nobody has used them since the host was booted
             nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
@@ -78,7 +91,7 @@ def remove(name: str) -> None:
             bridges.remove(network, asking)
         records.forget(name)
         left = records.every()
-        living = [lease for one in left for lease in leases.living(host, one.name)]
+        living = _living(host, left)
         table_of = records.table_name()
         requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
         with host.nftables() as asking:

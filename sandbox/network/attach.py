@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Sequence
 from ipaddress import ip_interface, ip_network
 
@@ -61,7 +62,7 @@ def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
     closed, or as long as its keeper lives that has entered it. Errors: ``UnknownNetwork``, ``AddressTaken``, ``BadInput``,
     ``NetworkError``, ``Unwritable``."""
     held = ports.hold(wanted.ports, opened)
-    namespace = _namespace(user)
+    namespace = namespace_of(user)
     opened.callback(namespace.close)
     done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
     netlink.carry_out(namespace.route, done)
@@ -134,7 +135,8 @@ def _socket_in(network: int, user: int) -> socket.socket:
         raise NetworkError(f"cannot enter the sandbox's network: {error.strerror}", subject="network", hint="does it still run?") from error
 
 
-def _namespace(user: int) -> NetworkNamespace:
+def namespace_of(user: int) -> NetworkNamespace:
+    """A new network namespace, which belongs to that user namespace, -1 for ours; the caller closes it. ``NetworkError``"""
     try:
         made = NetworkNamespace(user)
     except OSError as error:
@@ -152,7 +154,8 @@ def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, hos
 
     def lease(addresses: tuple[str, ...], mac: str) -> Lease:
         return Lease(
-            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial
+            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial,
+            time.time(),
         )  # fmt: skip
 
     return leases.take(network, endpoint, lease, host)
@@ -209,6 +212,8 @@ def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list
         for address, subnet in zip(lease.addresses, subnets, strict=True)
     ]
     requests.append(rtnetlink.set_up(name, index))
+    if network.patience:
+        requests.append(rtnetlink.set_patience(name, index, network.patience))
     if lease.egress is not None and lease.egress.rate:
         requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
     for gateway, subnet in zip(network.gateways, subnets, strict=True):

@@ -60,7 +60,8 @@ def read(network: str) -> list[Lease]:
 
 
 def of(directory: Path) -> list[Lease]:
-    """Those of the sandbox that lives in a directory, in the order of its endpoints. ``FileNotFoundError``"""
+    """Those of the sandbox that lives in a directory, in the order of its endpoints; and dead ones of sandboxes whose directory had the
+    same number. ``FileNotFoundError``"""
     number = os.stat(directory).st_ino
     found = [lease for known in networks.every() for lease in read(known.name) if lease.inode == number]
     return sorted(found, key=lambda lease: lease.serial)

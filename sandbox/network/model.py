@@ -77,8 +77,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also the host's own addresses and the
-    metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is refused is in the kernel's log."""
+    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also, where ``allow`` has them, the
+    host's own addresses and the metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is
+    refused is in the kernel's log."""
 
     allow: tuple[Rule, ...] | None = None
     host: bool = True
@@ -98,7 +99,8 @@ class Egress:
 class Network:
     """One that was made. ``subnets``: one of IPv4 or IPv6, or one of each, and ``gateways``: the bridge's own address in each. ``bridge``:
     the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``named``: they
-    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970."""
+    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970. ``patience``: seconds
+    that one on it looks for an address which nobody has yet; 0: three, as the kernel does."""
 
     name: str
     subnets: tuple[str, ...]
@@ -111,6 +113,7 @@ class Network:
     labels: tuple[tuple[str, str], ...] = ()
     owner: int = 0
     created: float = 0.0
+    patience: int = 0
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -120,7 +123,8 @@ class Network:
 class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
-    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints."""
+    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
+    taken, in seconds since 1970."""
 
     network: str
     addresses: tuple[str, ...]
@@ -133,6 +137,7 @@ class Lease:
     egress: Egress | None = None
     owner: int = 0
     serial: int = 0
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         check_record(self)

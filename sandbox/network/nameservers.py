@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
 
@@ -42,7 +44,10 @@ def knows(spec: Asked) -> bool:
 
 
 def gateway(spec: Asked) -> str:
-    """The host's own address on the first of its networks."""
+    """The host's own address on the first of its networks. Without root that is pasta's, which leads nowhere: the one by which the host
+    itself leaves."""
+    if os.geteuid() != 0 and (own := _by_which_it_leaves()):
+        return own
     return records.find_or_make(spec.endpoints[0].network, Host()).gateways[0]
 
 
@@ -55,10 +60,18 @@ def reachable() -> list[str]:
     return []
 
 
+def kinds_asked_by_host() -> set[int]:
+    """4, 6 or both: of which kind the addresses of the host's nameservers are, those on its own loopback too."""
+    words = map(str.split, _read(OF_HOST).splitlines())
+    named = [line[1] for line in words if line[:1] == ["nameserver"] and len(line) > 1 and _is_address(line[1])]
+    return {ip_address(text.partition("%")[0]).version for text in named}
+
+
 def _servers(spec: Asked) -> Sequence[str]:
     if spec.network.startswith(CONTAINER):
         with contextlib.suppress(FileNotFoundError):
-            own = leases.of(paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER))
+            there = paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER)
+            own = [lease for lease in leases.of(there) if leases.alive(lease)]
             networks, egress = [records.find(lease.network) for lease in own], next((lease.egress for lease in own), None)
             return _of(networks, egress)
         return reachable()
@@ -71,7 +84,14 @@ def _networks(spec: Asked) -> list[Network]:
 
 def _of(networks: Sequence[Network], egress: Egress | None) -> Sequence[str]:
     asked = next((network for network in networks if has_resolver(network, egress)), None)
-    return asked.gateways if asked is not None else reachable()
+    if asked is None and os.geteuid() != 0 and egress is not None and not (egress.host and egress.allow is None):
+        asked = networks[0]  # pasta asks for it whom it may not reach itself
+    if asked is None:
+        return reachable()
+    if os.geteuid() == 0:
+        return asked.gateways
+    kinds = kinds_asked_by_host()
+    return [gateway for gateway in asked.gateways if ip_address(gateway).version in kinds]
 
 
 def _read(path: str) -> str:
@@ -83,7 +103,22 @@ def _read(path: str) -> str:
 
 
 def _leads_out(server: str) -> bool:
+    return _is_address(server) and not ip_address(server.partition("%")[0]).is_loopback
+
+
+def _is_address(server: str) -> bool:
     try:
-        return not ip_address(server.partition("%")[0]).is_loopback
+        ip_address(server.partition("%")[0])
     except ValueError:
         return False
+    return True
+
+
+def _by_which_it_leaves() -> str:
+    """An address of the host, empty where nothing leads out. No packet is sent: connect(2) of a datagram socket only looks for a route."""
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # addresses of documents, RFC 5737, RFC 3849
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as looking:
+            looking.connect((far, 9))
+            found: str = looking.getsockname()[0]
+            return found
+    return ""

@@ -20,18 +20,19 @@ MOST = 200
 """Of one sandbox: a descriptor each, in the message that the keeper is given."""
 
 
-def hold(ports: Sequence[Port], opened: contextlib.ExitStack) -> tuple[int, ...]:
-    """A bound socket for each, closed with ``opened``. ``AddressTaken``: somebody has it; ``BadInput``, ``NetworkError``"""
+def hold(ports: Sequence[Port], opened: contextlib.ExitStack, *, again: bool = False) -> tuple[int, ...]:
+    """A bound socket for each, closed with ``opened``. ``again``: also one on which nobody listens any more, and of which connections that
+    have ended are still known. ``AddressTaken``: somebody has it; ``BadInput``, ``NetworkError``"""
     if sum(port.count for port in ports) > MOST:
         raise BadInput(f"more than {MOST} published ports", subject="ports", hint="publish fewer, or use the host's network")
     found = []
     for port in ports:
         for number in range(port.outside, port.outside + port.count):
-            found.append(opened.enter_context(_bound(port, number)).fileno())
+            found.append(opened.enter_context(_bound(port, number, again)).fileno())
     return tuple(found)
 
 
-def _bound(port: Port, number: int) -> socket.socket:
+def _bound(port: Port, number: int, again: bool) -> socket.socket:
     kind = socket.SOCK_STREAM if port.protocol == "tcp" else socket.SOCK_DGRAM
     shown = f"port {f'{port.address}:' if port.address else ''}{number}/{port.protocol}"
     last: OSError | None = None
@@ -41,6 +42,8 @@ def _bound(port: Port, number: int) -> socket.socket:
             opened = socket.socket(family, kind | socket.SOCK_CLOEXEC)
             if family == socket.AF_INET6 and not port.address:
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if again and port.protocol == "tcp":
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             opened.bind((address, number))
             return opened
         except OSError as error:

@@ -122,6 +122,7 @@ def create(
     named: bool = True,
     labels: Iterable[tuple[str, str]] = (),
     owner: int = 0,
+    patience: int = 0,
 ) -> Network:
     """Write one down. ``subnets``: as in ``Network``, chosen where there are none; ``gateways``: the first address of each where there are
     none. ``BadInput``: the name is taken, or a subnet is no subnet or in use on this host."""
@@ -137,7 +138,7 @@ def create(
         _check_together(chosen, host or Host())
         own = _gateways(chosen, tuple(gateways))
         network = Network(
-            name, tuple(map(str, chosen)), own, _bridge_name(name), mtu, internal, isolated, named, tuple(labels), owner, time.time()
+            name, tuple(map(str, chosen)), own, _bridge_name(name), mtu, internal, isolated, named, tuple(labels), owner, time.time(), patience
         )  # fmt: skip
         with paths.writing("the record of a network", home() / name):
             new = home() / f".{name}"

@@ -9,8 +9,8 @@ import os
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER
+from dockless.errors import SandboxGone
+from dockless.sandbox.network.asked import CONTAINER, reaches_host
 from dockless.sandbox.network.model import Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
@@ -40,11 +40,15 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
         return None
     if spec.network.startswith(CONTAINER):
         return _of_another(spec.network.removeprefix(CONTAINER), opened)
+    user = ready.user_namespace(opened)
     if os.geteuid() != 0:
-        raise Unsupported("networks are for root so far", subject="network", hint="--network host or none")
+        from dockless.sandbox.run.pasta import connect
+
+        by_pasta = connect(wanted(spec, directory, owner), ready.resolved, user, opened)
+        return JoinedNetwork(by_pasta.network, user, by_pasta.held)
     from dockless.sandbox.network.attach import attach
 
-    found = attach(wanted(spec, directory, owner), ready.user_namespace(opened), opened)
+    found = attach(wanted(spec, directory, owner), user, opened)
     return JoinedNetwork(found.network, found.user, found.held, found.leases)
 
 
@@ -61,7 +65,7 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     from dockless.sandbox.network.attach import Wanted
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(), owner or os.geteuid())
+    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
 
 
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:

@@ -13,6 +13,7 @@ from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import admission, leases, records
 from dockless.sandbox.network.asked import whose
+from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
@@ -105,9 +106,8 @@ def remove(name: str) -> None:
 def leased() -> Leased:
     found: dict[int, list[Lease]] = {}
     for network in records.every():
-        for lease in leases.read(network.name):
-            if leases.alive(lease):
-                found.setdefault(lease.inode, []).append(lease)
+        for lease in leases.living(Host(), network.name):
+            found.setdefault(lease.inode, []).append(lease)
     return {inode: sorted(those, key=lambda lease: lease.serial) for inode, those in found.items()}
 
 
@@ -199,7 +199,7 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
-    on_it = [lease for lease in leases.read(network.name) if ids.get(lease.inode) != _ENDED and leases.alive(lease)]
+    on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,

@@ -16,13 +16,14 @@ import _thread
 import contextlib
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from dockless.base import json
 from dockless.base.dataclass import replace
-from dockless.base.descriptors import send
+from dockless.base.descriptors import received, send
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, SandboxError, SandboxGone, Unsupported
 from dockless.sandbox.command import directory
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
 
+_ASIDE = 0.003
+"""Seconds that whoever takes one has for herself before another begins: Python lets one thread go on at a time, and beginning one takes as
+long as a short program with its start and its end."""
 _NOBODY = ("true",)
 """The command of a plan that is given another."""
 
@@ -97,6 +101,12 @@ class WaitingSandbox(ForegroundSandbox):
             self.process.await_barrier()
             self.prepared = True
 
+    def namespaces(self, count: int) -> list[int]:
+        """Descriptors of its namespaces, once, of one whose plan hands them over; the caller closes them. It waits then."""
+        assert self._owner is not None
+        self.await_barrier()
+        return received(self._owner, count, count)[1]
+
     def give(self, spec: Spec, image: Image, stdio: Sequence[int]) -> None:
         """Have it run the program of ``spec``; returns at once. ``SandboxGone`` where it does not wait any more, ``BadInput``"""
         assert self._ready is not None and self._owner is not None
@@ -104,11 +114,22 @@ class WaitingSandbox(ForegroundSandbox):
         workdir, command = self._workdir, command_of(self._ready.resolved, spec, image)
         beginning = in_memory(encode(Plan((Op("CHDIR", a=workdir),), command), take=True), sealed=True)
         try:
-            _give_away(self._ready, stdio)
+            self.give_away(stdio)
             self.process.give(self._owner, beginning, stdio)
         finally:
             os.close(beginning)
             self._owner.close()
+
+    def give_away(self, stdio: Sequence[int]) -> None:
+        """Pipes belong to the program's user, as OWN_PIPES has it; of one that root prepared, the launcher that waits has no right to
+        that."""
+        assert self._ready is not None
+        owner = next((op.x for op in self._ready.plan.ops if op.name == "OWN_PIPES"), None)
+        if owner is None or not self._ready.resolved.rootful:
+            return
+        for fd in {*stdio}:
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.fchown(fd, owner & 0xFFFFFFFF, owner >> 32)
 
     def await_program(self, image: Image) -> None:
         """Until it runs. ``CommandNotFound`` and its relatives, and then it is used up; ``SandboxGone``, and nothing has run."""
@@ -147,16 +168,6 @@ class WaitingSandbox(ForegroundSandbox):
     def _workdir(self) -> str:
         assert self._ready is not None
         return directory(self.spec.workdir) if self.spec.workdir else self._ready.resolved.workdir
-
-
-def _give_away(ready: Prepared, stdio: Sequence[int]) -> None:
-    """Pipes belong to the program's user, as OWN_PIPES has it; of one that root prepared, the launcher that waits has no right to that."""
-    owner = next((op.x for op in ready.plan.ops if op.name == "OWN_PIPES"), None)
-    if owner is None or not ready.resolved.rootful:
-        return
-    for fd in {*stdio}:
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.fchown(fd, owner & 0xFFFFFFFF, owner >> 32)
 
 
 class Pool:
@@ -250,6 +261,7 @@ class Pool:
     def _fill_aside(self) -> None:
         full = False
         try:
+            time.sleep(_ASIDE)
             with contextlib.suppress(DocklessError, OSError):  # the next take says it, if it cannot be had then either
                 self._fill()
                 full = True

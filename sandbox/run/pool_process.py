@@ -10,9 +10,9 @@
                                   │ a sandbox: SCM_RIGHTS ──────────────────────────────►│ gives it its program: run.taking
                                   │ begins another one, which the launcher does by itself
 
-Nothing that somebody sends is ever read: to connect is all there is to ask, and who asks is told by SO_PEERCRED. It sends one message to each,
-which the kernel keeps until it is read or the connection is closed, so nobody can make it wait. What it hands over it does not hold any
-more: a sandbox whose taker is killed ends, also when it has not even received it.
+Nothing that somebody sends is ever read: to connect is all there is to ask, and who asks is told by SO_PEERCRED. It sends one message to
+each, which the kernel keeps until it is read or the connection is closed, so nobody can make it wait. What it hands over it does not hold
+any more: a sandbox whose taker is killed ends, also when it has not even received it.
 
 It ends when it is asked to (SIGTERM), or when nobody has taken a sandbox for so long. However it ends, nothing of what waits is left: each
 has a leash.
@@ -27,8 +27,8 @@ import os
 import select
 import sys
 import time
-from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_SEQPACKET, socket
 from collections.abc import Callable
+from socket import AF_UNIX, SOCK_NONBLOCK, SOCK_SEQPACKET, socket
 
 from dockless.base import json, paths, records, signal
 from dockless.base.dataclass import replace
@@ -85,7 +85,8 @@ def serve(wanted: Wanted, ready: Callable[[], None]) -> None:
     """Be the process of a pool, to its end. ``ready``: called when it can be found."""
     with contextlib.ExitStack() as opened:
         directory = _occupy(wanted.name, opened)
-        with Stock(wanted.spec, size=wanted.size, labels=wanted.labels) as stock:
+        stock = Stock(wanted.spec, size=wanted.size, labels=wanted.labels)
+        with stock:
             about, plan = stock.about(wanted)
             listener = _listen(directory, opened)
             serving = Serving(directory, about, stock, listener)
@@ -120,7 +121,7 @@ def _remove(path: Path) -> None:
 
 
 def _listen(directory: Path, opened: contextlib.ExitStack) -> socket:
-    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK)
+    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
     opened.callback(listener.close)
     with paths.writing("the socket of a pool", directory):
         at_its_door(directory, listener.bind)
@@ -279,7 +280,7 @@ class Serving:
         """Whether there may be more of them."""
         for _ in range(_AT_ONCE):
             try:
-                taker = socket(fileno=self._listener._accept()[0])
+                taker = self._listener.accept()[0]
             except BlockingIOError:
                 return False
             except OSError:  # it has gone already, or there is no descriptor to be had

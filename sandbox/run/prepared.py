@@ -42,8 +42,8 @@ _others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another process
-    has compiled it, and has started what it says."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another
+    process has compiled it, and has started what it says."""
 
     def __init__(self, resolved: Resolved, like: Prepared | None = None, plan: Plan | None = None) -> None:
         self.resolved = resolved
@@ -57,6 +57,8 @@ class Prepared:
         self._network: int = labelled.get(NETWORK_LABEL, -1) if like is None else like._network
         self.owner: int = labelled.get(OWNER_LABEL, -1) if like is None else like.owner
         """The slot of the socket by which one that waits is given its program."""
+        self.shared: dict[int, int] = {}
+        """Slots that are filled alike for all of its sandboxes: ``zygotic``."""
         self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
 
     def _rules(self) -> tuple[DeviceRule, ...]:
@@ -86,6 +88,8 @@ class Prepared:
         """A descriptor of the user namespace that it enters, -1 for none. ``IdMapError``"""
         if self._userns < 0:
             return -1
+        if self._userns in self.shared:
+            return self.shared[self._userns]
         assert self.resolved.idmap is not None
         if not self.resolved.reaches_others:
             return namespace_fd(self.resolved.idmap)
@@ -98,13 +102,13 @@ class Prepared:
     ) -> dict[int, int]:
         """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
         What is only for this start is closed with ``opened``. ``ImageError`` for a layer that cannot be mounted."""
-        fds = {}
+        fds = dict(self.shared)
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
             if self.rules:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
-            fds[self._userns] = self.user_namespace(opened) if network is None else network.user
+            fds[self._userns] = network.user if network is not None and self._userns not in self.shared else self.user_namespace(opened)
         if self._network >= 0:
             assert network is not None
             fds[self._network] = network.network
@@ -156,10 +160,11 @@ def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Pr
 
 
 def lending(spec: Spec, image: Image, idmap: IdMap, *, has_cgroup: bool) -> Prepared:
-    """The same for one that waits for nothing and lends its root, with this id map. Errors: as ``prepared``, and ``IdMapError``."""
+    """The same for one that waits for nothing and lends its root, with this id map. It is on no network, whatever its files say of names.
+    Errors: as ``prepared``, and ``IdMapError``."""
     found = resolve(spec, image, features.probe(), has_cgroup=has_cgroup)
     idmap.require(found.account.uid, found.account.gid, found.account.groups)
-    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True))
+    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True, shared_network=False))
 
 
 def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:

@@ -420,6 +420,12 @@ class Process:
         for fd in held - {-1}:
             os.close(fd)
 
+    def entrust(self) -> int:
+        """Let go of one that shall go on as long as somebody else lives: the end of its leash, for him to hold; the caller closes it."""
+        leash, self._leash_fd = self._leash_fd, -1
+        self.release()
+        return leash
+
     def close(self) -> None:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
         if self._plan_fd < 0:

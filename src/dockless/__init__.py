@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from dockless._submitting import submit as submit
     from dockless._submitting import submit_file as submit_file
     from dockless._version import __version__ as __version__
+    from dockless._zygote import Called as Called
+    from dockless._zygote import Zygote as Zygote
     from dockless.aio import arun as arun
     from dockless.base.healthcheck import HealthCheck as HealthCheck
     from dockless.cgroups import IoMax as IoMax
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
     from dockless.errors import BadInput as BadInput
+    from dockless.errors import CallFailed as CallFailed
+    from dockless.errors import CallTimedOut as CallTimedOut
     from dockless.errors import CgroupError as CgroupError
     from dockless.errors import CheckFailed as CheckFailed
     from dockless.errors import CommandNotExecutable as CommandNotExecutable
@@ -104,6 +108,8 @@ if TYPE_CHECKING:
     from dockless.errors import Unsupported as Unsupported
     from dockless.errors import Unwritable as Unwritable
     from dockless.errors import VolumeInUse as VolumeInUse
+    from dockless.errors import ZygoteError as ZygoteError
+    from dockless.errors import ZygoteLost as ZygoteLost
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.archive.diff import Change as Change
@@ -146,7 +152,8 @@ _HOME = {
     "_finding": ("create", "list", "start"),
     "errors": (
         "AddressTaken",
-        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
+        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CallFailed", "CallTimedOut",
+        "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
         "DaemonUnavailable",
         "DocklessError", "Killed", "OutOfMemory", "SandboxLost", "TimedOut",
         "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
@@ -155,7 +162,7 @@ _HOME = {
         "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
         "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnknownNetwork",
         "UnknownVolume", "UnsafeLayer", "UnsafeRequest", "Unsupported",
-        "Unwritable", "VolumeInUse",
+        "Unwritable", "VolumeInUse", "ZygoteError", "ZygoteLost",
     ),
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
@@ -163,6 +170,7 @@ _HOME = {
     "_events": ("events",),
     "_executing": ("Execution",),
     "_pool": ("Pool",),
+    "_zygote": ("Called", "Zygote"),
     "_result": ("Result",),
     "sandbox.files.files": ("FileInfo", "Files"),
     "sandbox.files.tree": ("Copied",),

@@ -169,15 +169,6 @@ def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
     return job
 
 
-def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
-    """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
-    wrong = _wrong_of(file, what)
-    job = _job_of(file, what, queue, wrong)
-    wrong.refuse()
-    assert job is not None
-    return job
-
-
 def _job_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings) -> JobSpec | None:
     """None where something is wrong, which is noted."""
     if _is_several(file):
@@ -219,17 +210,8 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
-def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
-    """The jobs of a file that start together, by rank: a role that is called master or chief comes first. ``queue``: instead of what the
-    file says, where not None. ``BadInput``"""
-    wrong = _wrong_of(file, what)
-    found = _gang_of(file, what, queue, wrong)
-    wrong.refuse()
-    return found
-
-
 def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings) -> list[JobSpec]:
-    """All of them where nothing is wrong, which is noted."""
+    """The jobs that start together, by rank: a role that is called master or chief comes first. What is wrong is noted."""
     from dockless.sched.jobs import MAX_MEMBERS
 
     count = sum(role.count for role in file.roles)

@@ -43,8 +43,8 @@ class Options(TypedDict, total=False):
     network: ``"none"`` (the default: loopback alone), ``"host"``, ``"bridge"``, the name of a user network, ``"container:ID"``; or
     several names; ``"NAME:ip=10.1.0.5,mac=…,alias=db"`` or an ``Endpoint`` says more. publish: ``"8080:80"``, ``"127.0.0.1:53:53/udp"``:
     ports of the host that lead inside. dns, dns_search, dns_options: for its /etc/resolv.conf. allow_out: where alone it may connect to
-    beyond its networks, ``["10.0.0.0/8", "pypi.org:443"]``, nowhere if empty. allow_host: also to the host itself and to metadata
-    addresses, the default unless allow_out is given or the profile is untrusted. net_rate: ``"10M"`` bytes a second, in and out each.
+    beyond its networks, ``["10.0.0.0/8", "pypi.org:443"]``, nowhere if empty. allow_host: that may be the host itself or a metadata
+    address, the default unless allow_out is given or the profile is untrusted. net_rate: ``"10M"`` bytes a second, in and out each.
     log_denied: what is refused is in the kernel's log. egress: a ready ``Egress`` instead of those four.
     add_hosts: ``{"db": "10.0.0.5"}`` or ``"db:10.0.0.5"``. sysctls: ``{"net.core.somaxconn": 1024}``, those of its own namespaces.
     pull: ``"missing"`` (the default) brings an image that the store lacks, ``"always"``, ``"newer"``, ``"never"``.

@@ -100,7 +100,7 @@ def parse_published(text: str) -> Port:
 
 def egress_of(options: Mapping[str, Any]) -> Egress | None:
     """The record of the keywords for it, None where none of them is given. Who says where it may connect to, or takes the profile
-    untrusted, has closed the host, unless she opens it. ``BadInput``"""
+    untrusted, does not mean the host by that, unless she says so. ``BadInput``"""
     ready: Egress | None = options.get("egress")
     said = [name for name in ("allow_out", "allow_host", "net_rate", "log_denied") if options.get(name) is not None]
     if not said:
@@ -112,6 +112,9 @@ def egress_of(options: Mapping[str, Any]) -> Egress | None:
     rate = parse_size(options["net_rate"], "net_rate") if options.get("net_rate") is not None else 0
     if options.get("net_rate") is not None and not rate:
         raise BadInput("net_rate 0 lets nothing through", subject="net_rate", hint="leave it out for any rate; --deny-out lets nothing out")
+    if rules == () and options.get("allow_host"):
+        hint = "name the host's address as well: --allow-out ADDRESS:PORT --allow-host (allow_out=)"
+        raise BadInput("allow_host has no effect where nothing is allowed", subject="allow_host", hint=hint)
     found = Egress(rules, _host_by_default(rules, options.get("profile")), rate, bool(options.get("log_denied")))
     return found if options.get("allow_host") is None else replace(found, host=options["allow_host"])
 

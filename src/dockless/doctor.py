@@ -234,7 +234,16 @@ def _networks() -> tuple[Status, str, str]:
 
 
 def _networks_of_user() -> tuple[Status, str, str]:
-    return "note", "for root so far: a user's sandboxes have the host's network, or none", ""
+    from dockless.sandbox.network import pasta
+
+    try:
+        found = pasta.installed()
+    except DocklessError as error:
+        return "note", f"{error}: a user's sandboxes have the host's network, or none", error.hint
+    if not found.drops_loopback:
+        step = "for sandboxes with NET_RAW or NET_ADMIN, install passt of August 2024 or newer"
+        return "ok", f"one for each sandbox, by {found.path}, which is old", step
+    return "ok", f"one for each sandbox, by {found.path}", ""
 
 
 def _disk() -> tuple[Status, str, str]:

@@ -40,11 +40,14 @@ def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def places() -> set[str]:
-    """What sandboxes and pools of this state directory have on disk, and what any has of cgroups."""
-    found = find_delegation(ask_systemd=False)
-    groups = {path.name for path in found.home.glob(f"{GROUP}*")} if found.path is not None and found.home.is_dir() else set()
-    running, pools = root("running"), named_pools.place()
-    return {path.name for place in (running, pools) if place.is_dir() for path in place.iterdir()} | groups
+    """What sandboxes and pools of this state directory have on disk."""
+    return {path.name for place in (root("running"), named_pools.place()) if place.is_dir() for path in place.iterdir()}
+
+
+def groups(ids: set[str]) -> list[Path]:
+    """The cgroups of sandboxes, where this host has a place for them."""
+    home = find_delegation(ask_systemd=False).home
+    return [path for id in ids if (path := home / f"{GROUP}{id}").exists()]
 
 
 def info(name: str) -> named_pools.PoolInfo:
@@ -282,9 +285,11 @@ def test_nothing_is_left_when_its_process_is_killed(tmp_path: Path):
         keepers = [int(pid) for pid in Path(f"/proc/{found.pid}/task/{found.pid}/children").read_text().split()]
         inits = [int(Path(f"/proc/{pid}/task/{pid}/children").read_text()) for pid in keepers]
         assert len(keepers) == len(inits) == 3
+        ids = {path.name for path in root("running").iterdir()}
+        assert len(ids) == 3 and len(groups(ids)) in (0, 3)
         os.kill(found.pid, signal.SIGKILL)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (*keepers, *inits)), "that all of them have ended")
-        until(lambda: places() - before <= {"killed"}, "that nothing of them is left")
+        until(lambda: places() - before <= {"killed"} and not groups(ids), "that nothing of them is left")
         assert named_pools.list_all() == [] and call("run", "--pool", "killed", "--", "true").returncode == 125
     with pool("killed", "--size", "1", ref):
         assert shell("killed", "echo anew").stdout == "anew\n"

@@ -18,6 +18,7 @@ from dockless import networks
 from dockless.sandbox.network import leases
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.run import reconcile
+from dockless.sandbox.run.networks import of as networks_of
 
 pytestmark = requires("root", "netns")
 TESTS = Path(__file__).resolve().parent.parent
@@ -60,7 +61,7 @@ def test_killed_at_each_request(home, monkeypatch, how, when):
                     given = [text for lease in living() for text in lease.addresses]
                     assert len(given) == len(set(given))
                     inside = other.exec("ip", "-o", "address").stdout.decode()
-                    assert all(text in inside for lease in leases.of(other.inner.directory) for text in lease.addresses)
+                    assert all(text in inside for lease in networks_of(other.inner) for text in lease.addresses)
                 finally:
                     other.inner.remove()
                 for box in dockless.list():

@@ -143,7 +143,7 @@ def limited():
         world = World([FRIENDS, ALONE], user)
         some = (Rule("192.0.2.0/24", ((443, 443), (5000, 5010)), "tcp"), Rule("2001:db8:9::/64", ((443, 443), (5000, 5010)), "tcp"))
         for_udp = (Rule("192.0.2.9", ((53, 53),)), Rule("2001:db8:9::9", ((53, 53),)))
-        world.free = world.start(FRIENDS, 10, ports=(Port(80, 8080),))
+        world.free = world.start(FRIENDS, 10, ports=(Port(80, 8080), Port(53, 53), Port(53, 53, "udp")))
         world.none = world.start(FRIENDS, 11, egress=Egress(allow=()))
         world.some = world.start(FRIENDS, 12, egress=Egress(allow=some + for_udp, log=True))
         world.guest = world.start(FRIENDS, 13, egress=Egress(host=False))

@@ -4,10 +4,14 @@ bridges, in a network namespace of the test's own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.boxes import until
 from support.networks import own_network
 from support.requires import requires
 
@@ -17,6 +21,7 @@ from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, NotPermitted, SandboxGone, UnknownNetwork, Unsupported
 
 pytestmark = requires("bridge")
+PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +196,69 @@ def test_a_host_that_sends_nothing_on():
             dockless.run(["true"], network="out")
         assert "sysctl -w net.ipv4.ip_forward=1" in caught.value.hint
         dockless.run(["true"], network="within", check=True)
+
+
+@pytest.mark.parametrize("profile", ["default", "untrusted"])
+def test_who_looks_into_one_has_its_network_and_names(profile):
+    networks.create("a", subnets="10.20.0.0/24")
+    box = start(id="web", network="a:ip=10.20.0.9", add_hosts={"db": "10.20.0.5"}, dns_search="lab.example", profile=profile)
+    said = box.debug("host", "sh", "-c", "cat /etc/hosts /etc/resolv.conf /proc/net/fib_trie", text=True, timeout=20).stdout
+    assert "10.20.0.5\tdb" in said and "search lab.example" in said and "10.20.0.9" in said
+    assert len(networks.get("a").sandboxes) == 1, "it takes no address of its own"
+
+
+def test_the_network_of_another():
+    networks.create("a", subnets="10.20.0.0/24")
+    start(id="web", network="a:ip=10.20.0.9")
+    said = dockless.run(["cat", "/proc/net/fib_trie"], network="container:web", capture_output=True, text=True).stdout
+    assert "10.20.0.9" in said and len(networks.get("a").sandboxes) == 1
+    with pytest.raises(SandboxGone, match="no sandbox nobody"):
+        dockless.run(["true"], network="container:nobody")
+
+
+SERVE = """import socket, sys
+server = socket.create_server(("", 80))
+while True:
+    server.accept()[0].sendall(b"hello")
+"""
+CALL = """import socket, sys
+try:
+    print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).recv(9).decode())
+except OSError:
+    print("refused")
+"""
+
+
+def test_a_published_port_leads_inside(say):
+    code, _, err = say("run", "-dq", "--name", "web", "--network", "bridge", "-p", "127.0.0.1:8080:80", "--", PYTHON, "-c", SERVE)
+    assert code == 0, err
+    address, number = say("port", "web", "80")[1].strip().split(":")
+
+    def answer():
+        with contextlib.suppress(OSError), socket.create_connection((address, int(number)), 2) as opened:
+            return opened.recv(9)
+
+    until(lambda: answer() == b"hello", "the server answers by its published port")
+
+
+@pytest.mark.parametrize(
+    ("options", "reaches"),
+    [
+        ((), True), (("--profile", "untrusted"), False), (("--profile", "untrusted", "--allow-host"), True), (("--deny-host",), False),
+        (("--deny-out",), False), (("--allow-out", "10.9.0.0/16:80"), False), (("--allow-out", "10.0.0.0/8"), False),
+        (("--allow-out", "10.0.0.0/8", "--allow-host"), True), (("--allow-out", "10.9.0.0/16", "--allow-host"), False),
+    ],
+)  # fmt: skip
+def test_who_reaches_the_host(say, options, reaches):
+    gateway = networks.create("a", subnets="10.20.0.0/24").gateways[0]
+    with socket.create_server(("", 7777)) as server, ThreadPoolExecutor(1) as pool:
+        server.settimeout(20)
+        answered = pool.submit(lambda: server.accept()[0].sendall(b"host"))
+        code, out, err = say("run", "--network", "a", *options, "--", PYTHON, "-c", CALL, gateway, "7777")
+        assert (code, out) == (0, "host\n" if reaches else "refused\n"), err
+        if not reaches:
+            socket.create_connection(("127.0.0.1", 7777)).close()
+        answered.exception(20)
 
 
 def test_awaited():

@@ -53,14 +53,15 @@ def checksum(raw: bytes) -> bytes:
     return struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF)
 
 
-def send(place: Place, frame: bytes, link: str = "eth0") -> None:
+def send(place: Place, *sent: bytes) -> None:
     with place.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as raw:
-        raw.bind((link, 0))
-        raw.send(frame)
+        raw.bind(("eth0", 0))
+        for frame in sent:
+            raw.send(frame)
 
 
-def arrives(marker: bytes, watched: list[tuple[Place, str]], sending: Callable[[], None], seconds: float = 0.3) -> list[str]:
-    """The links, of those that are watched, at which a frame with the marker comes in."""
+def arrives(marker: bytes, watched: list[tuple[Place, str]], sending: Callable[[], None], *, wanted: int = 0) -> list[str]:
+    """The links, of those that are watched, at which a frame with the marker comes in. ``wanted``: as many are waited for."""
     opened = []
     for place, link in watched:
         raw = place.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL))
@@ -69,8 +70,8 @@ def arrives(marker: bytes, watched: list[tuple[Place, str]], sending: Callable[[
     try:
         sending()
         found: list[str] = []
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and len(found) < len(opened):
+        end = time.monotonic() + (10 if wanted else 0.15)
+        while (left := end - time.monotonic()) > 0 and len(found) < (wanted or len(opened)):
             for ready in select.select([raw for raw, _ in opened], [], [], left)[0]:
                 said, (link, _, kind, *_) = ready.recvfrom(65536)
                 if marker in said and kind != socket.PACKET_OUTGOING and link not in found:

@@ -40,6 +40,7 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
         _enter(before)
         os.close(before)
         made.close()
+        host._after_fork()  # a socket that it keeps is of the namespace that was
 
 
 def links() -> set[str]:

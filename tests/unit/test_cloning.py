@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from support.orders import job_of, jobs_of
 
 from dockless._cloning import _OF_GPUS, file_of, with_options
-from dockless._jobfiles import keywords, make_gang_of, make_job_of, order_of, start_together
+from dockless._jobfiles import keywords, order_of, start_together
 from dockless._options import make_spec
 from dockless._submitting import make_job
 from dockless.cli.parser import Namespace
@@ -88,7 +89,7 @@ ALONE |= {name: {"network": "bridge"} for name in _OF_NETWORKS}
 
 def again(job: JobSpec) -> JobSpec:
     """As it comes back from the text of its file."""
-    return make_job_of(read(toml(document(file_of([job]))), "job.toml", keywords=keywords()), "job.toml")
+    return job_of(read(toml(document(file_of([job]))), "job.toml", keywords=keywords()), "job.toml")
 
 
 def test_there_is_a_value_of_each_option():
@@ -143,17 +144,17 @@ def test_all_that_start_together_are_cloned():
     """As they were, or with changes to all, or to those of one role; one alone stays one that is told its rank."""
 
     def gang(text):
-        return make_gang_of(read(text, "job.toml", keywords=keywords()), "job.toml")
+        return jobs_of(read(text, "job.toml", keywords=keywords()), "job.toml")
 
     jobs = gang(GANG)
     file = file_of(jobs)
     assert [job.role for job in jobs] == ["chief", *["worker"] * 3]
     assert gang(toml(document(file))) == jobs and start_together(file)
-    changed = make_gang_of(with_options(file, {"env": {"B": "2"}, "memory": "1G"}, ()), "jobs")
+    changed = jobs_of(with_options(file, {"env": {"B": "2"}, "memory": "1G"}, ()), "jobs")
     assert [(dict(job.spec.env), job.spec.limits.memory_max) for job in changed] == [
         ({"A": "1", "B": "2"}, 1 << 30), *[({"B": "2"}, 1 << 30)] * 3,
     ]  # fmt: skip
-    changed = make_gang_of(with_options(file, {"gpus": 2}, ["other"], "worker"), "jobs")
+    changed = jobs_of(with_options(file, {"gpus": 2}, ["other"], "worker"), "jobs")
     assert changed[0] == jobs[0] and {(job.spec.argv, job.gpus) for job in changed[1:]} == {(("other",), "2")}
     with pytest.raises(BadInput, match="there is no role 'ps'") as caught:
         with_options(file, {}, (), "ps")
@@ -234,7 +235,7 @@ def test_options_of_the_command_line_go_before_what_the_job_had():
 
     def changed(*words: str, command: tuple[str, ...] = ()) -> JobSpec:
         options: Namespace = parser_of("clone").full().parse_args(["12", *words])
-        return make_job_of(with_options(file_of([job]), of_line(options), command), "job 12")
+        return job_of(with_options(file_of([job]), of_line(options), command), "job 12")
 
     job = make_job(
         "img", ("a",), {"gpus": 2, "env": {"A": "1", "B": "2"}, "memory": "1G", "cpus": 2, "mounts": ["/a:/a"], "keep_log": False}

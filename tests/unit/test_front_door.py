@@ -26,7 +26,8 @@ from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
 PUBLIC = """
 AddressTaken Attachment Row
-BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
+BadAnswer BadDigest BadImage BadInput Bind CallFailed CallTimedOut Called
+CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
 Copied create DocklessError Egress Endpoint Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount
@@ -36,7 +37,7 @@ RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 UnknownNetwork Killed OutOfMemory SandboxLost TimedOut
 UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo
-Watch __version__ arun commit diff events list run start submit submit_file
+Watch Zygote ZygoteError ZygoteLost __version__ arun commit diff events list run start submit submit_file
 """
 
 
@@ -61,6 +62,7 @@ ONLY_BLOCKING = {
     "Files": {"open"},  # gives a file object of Python's
     "Attachment": {"come", "into", "pause", "put"},  # the steps that both are made of
     "Pool": set(),
+    "Zygote": set(),
 }
 SET_BY_INIT = {"Submitted": {"id"}, "Attachment": {"name", "scrollback", "tty"}}
 """What is a property where it is awaited, and an attribute of the object where it is not."""

@@ -171,7 +171,7 @@ def test_what_is_no_rule(text):
     [
         ({}, None),
         ({"allow_out": []}, Egress((), host=False)),
-        ({"allow_out": [], "allow_host": True}, Egress((), host=True)),
+        ({"allow_out": ["10.0.0.0/8"], "allow_host": True}, Egress((Rule("10.0.0.0/8"),), host=True)),
         ({"allow_host": False}, Egress(host=False)),
         ({"net_rate": "10M"}, Egress(rate=10 << 20)),
         ({"log_denied": True, "profile": "untrusted"}, Egress(host=False, log=True)),
@@ -184,6 +184,12 @@ def test_what_leaves_a_sandbox(said, egress):
     if egress is not None:
         profile = said.get("profile", "default")
         assert egress_of({**egress_words(egress, profile), "profile": profile}) == egress
+
+
+def test_to_allow_the_host_where_nothing_is_allowed_is_refused():
+    with pytest.raises(BadInput, match="has no effect") as caught:
+        make_spec("img", network="bridge", allow_out=[], allow_host=True)
+    assert caught.value.subject == "allow_host"
 
 
 def test_the_profile_untrusted_has_the_network_that_it_asks_for_and_never_the_host():

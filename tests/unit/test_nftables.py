@@ -12,8 +12,8 @@ from support.nets import NAME, Place, lease, network, user_namespace
 from support.requires import requires
 
 from dockless.errors import NetworkError
+from dockless.sandbox.network import netlink, table, words
 from dockless.sandbox.network import nftables as nft
-from dockless.sandbox.network import table
 from dockless.sandbox.network.model import Egress, Network, Port, Rule
 
 pytestmark = requires("netns", "program:nft", "program:nsenter")
@@ -117,12 +117,16 @@ def test_all_or_nothing_and_the_error_names_the_command(ours):
     carry_out(ours, table.requests_to_add(NAME, NETWORKS[1], one))  # the socket's answers were read to their end
 
 
-def test_a_chain_that_is_in_use_is_told_at_the_end_of_the_transaction(ours):
-    requests = [nft.add_table("inet", "t"), nft.add_chain("inet", "t", "a"), nft.add_chain("inet", "t", "b")]
-    loop = [nft.add_rule("inet", "t", "a", (nft.jump("b"),)), nft.add_rule("inet", "t", "b", (nft.jump("a"),))]
-    hook = nft.add_hook("inet", "t", "c", "filter", "input", 0)
-    with pytest.raises(NetworkError):
-        carry_out(ours, [*requests, hook, *loop, nft.add_rule("inet", "t", "c", (nft.jump("a"),))])
+def test_what_makes_no_sense_is_refused_with_its_command(ours):
+    ways = (("hook", "a"), ("a", "b"), ("b", "a"))
+    loop = [nft.add_rule("inet", "t", there, *words.written((words.jump(to),))) for there, to in ways]
+    made = [nft.add_table("inet", "t"), nft.add_chain("inet", "t", "a"), nft.add_chain("inet", "t", "b")]
+    made.append(nft.add_hook("inet", "t", "hook", "filter", "input", 0))
+    with pytest.raises(NetworkError, match="`nft 'add rule inet t b jump a'`: Too many links"):
+        carry_out(ours, [*made, *loop])
+    misplaced = nft.add_rule("inet", "t", "hook", *words.written((words.MASQUERADE,)))
+    with pytest.raises(NetworkError, match="`nft 'add rule inet t hook masquerade'`: Operation not supported"):
+        carry_out(ours, [*made, misplaced])
     assert ours.listed() == []
 
 
@@ -144,13 +148,9 @@ def test_thousands_of_ports(ours):
     carry_out(ours, table.requests_to_remove(NAME, NETWORKS[1], one))
 
 
-def test_without_the_right_to_it(places):
-    from dockless.sandbox.network import netlink
-
-    with user_namespace() as user:
-        if user < 0:
-            pytest.skip("root has the right")
-    with netlink.open_socket(netlink.NETFILTER) as asking, pytest.raises(NetworkError, match="Operation not permitted"):
+@requires("user")
+def test_without_the_right_to_it():
+    with netlink.open_socket(netlink.NETFILTER) as asking, pytest.raises(NetworkError, match="`nft -f -`: Operation not permitted"):
         nft.carry_out(asking, table.requests_to_delete(NAME))
 
 

@@ -10,11 +10,11 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 suite=${DOCKLESS_VM_SUITE:-bookworm}
-packages=python3,uidmap,busybox-static,procps,iproute2,util-linux,mount,e2fsprogs,xfsprogs,kmod,strace
+packages=python3,uidmap,busybox-static,procps,iproute2,nftables,util-linux,mount,e2fsprogs,xfsprogs,kmod,strace,passt
 # For the guest that systemd runs: its users' managers come through PAM, and their bus is asked for scopes.
 packages=$packages,systemd,systemd-sysv,libpam-systemd,dbus-user-session
 # Loaded by the initramfs, dependencies first. What the kernel has built in, or does not have at all, is passed over.
-modules="virtio_pci virtio_blk ext4 xfs quota_v2 overlay veth bridge nf_tables nft_chain_nat nft_masq nft_ct tun dummy loop"
+modules="virtio_pci virtio_blk ext4 xfs quota_v2 overlay veth bridge nf_tables nf_nat nft_chain_nat nft_masq nft_nat nft_ct nft_fib_inet nft_reject_inet nft_log nft_limit nf_log_syslog tun dummy loop"
 
 if [ -s "$out/root.img" ] && [ -s "$out/initrd" ] && [ -s "$out/vmlinuz" ]; then exit 0; fi
 

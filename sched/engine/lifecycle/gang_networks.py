@@ -19,6 +19,8 @@ from dockless.sandbox.spec import Spec
 
 LABEL = "dockless.job"
 _FIRST = 2
+_APART = 60
+"""Seconds between the starts of two of them in which the earlier one waits for the later one, and is not told that there is no route."""
 _PATIENCE = 3.0
 """Seconds that the kernel has to let go of the links of those who have ended."""
 
@@ -36,7 +38,8 @@ def make(first: int, uid: int) -> Network | None:
     host = Host()
     if not host.can_bridge():
         return None
-    return records.create(_name(first), host=host, internal=True, named=False, labels=((LABEL, str(first)),), owner=uid)
+    label = (LABEL, str(first))
+    return records.create(_name(first), host=host, internal=True, named=False, labels=(label,), owner=uid, patience=_APART)
 
 
 def addresses(network: Network, count: int) -> list[str]:
@@ -46,9 +49,13 @@ def addresses(network: Network, count: int) -> list[str]:
 
 
 def joined(spec: Spec, network: Network, address: str, name: str) -> Spec:
-    """``spec`` on it, besides the networks that it has. ``name``: its host name, where it has none."""
+    """``spec`` on it, besides the networks that it has. ``name``: its host name, where it has none. By its host name it finds its address
+    there, for programs that tell the others where they are: gloo's do, and loopback would be each other's own."""
     endpoints = (*spec.endpoints, Endpoint(network.name, (address,)))
-    return replace(spec, network="private", endpoints=endpoints, hostname=spec.hostname or name)
+    hostname = spec.hostname or name
+    known = any(known == hostname for known, _ in spec.hosts)
+    hosts = spec.hosts if known else ((hostname, address), *spec.hosts)
+    return replace(spec, network="private", endpoints=endpoints, hostname=hostname, hosts=hosts)
 
 
 def forget(first: int) -> None:

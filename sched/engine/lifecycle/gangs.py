@@ -211,7 +211,7 @@ def told_of_the_others(gang: Gang, member: LiveJob, spec: Spec) -> Spec:
             if name not in known and roles.is_host_name(name):
                 hosts.setdefault(name, place)
     if gang.own is not None:
-        spec = gang_networks.joined(spec, gang.own, places[rank], named[rank])
+        spec = gang_networks.joined(spec, gang.own, places[rank], named[rank] or f"rank-{rank}")
         reached = [name if hosts.get(name) == place else place for name, place in zip(named, places, strict=True)]
     else:
         reached = places

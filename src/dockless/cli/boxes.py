@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 from dockless._life import described, refuse_job, remove
+from dockless.base import paths
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
@@ -15,6 +17,7 @@ from dockless.sandbox.state import ALIVE, HEALTHS, STATES
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.networks import Leased
 
 
 FILTERS = "name=, state=, image=, exited=CODE, health=, network=, label=NAME[=VALUE]"
@@ -56,15 +59,22 @@ def chosen(given: Sequence[str], *, alive_alone: bool) -> list[dict[str, Any]]:
     from dockless.sandbox.run.box import everything
 
     wanted = filters(given, _KEYS, {"state": STATES, "health": (*HEALTHS, "none")})
-    from dockless.sandbox.run.networks import leased
-
     found = []
-    known = leased()
+    known = _leased()
     for box in sorted(everything(), key=lambda one: one.id):
         row = described(box, known)
         if row and (not alive_alone or row["state"] in ALIVE) and all(_fits(row, key, values) for key, values in wanted.items()):
             found.append(row)
     return found
+
+
+def _leased() -> Leased:
+    """What sandboxes have on networks, empty where there are none."""
+    if not os.path.lexists(paths.state() / "networks"):
+        return {}
+    from dockless.sandbox.run.networks import leased
+
+    return leased()
 
 
 _KEYS = {

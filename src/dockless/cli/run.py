@@ -159,7 +159,7 @@ def _in_front(made: Sandbox[Any], image: str, command: list[str], options: Names
         if box.spec.tty:
             from dockless.cli import terminal
 
-            ended = terminal.converse(box, used_of(box))
+            ended: Exit = terminal.converse(box, used_of(box))
         else:
             ended = signals.wait(box)
     if options.json:

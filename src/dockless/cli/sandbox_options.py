@@ -458,7 +458,7 @@ NETWORK = (
     Option("dns_options", "--dns-option --dns-opt", "OPTION", "of resolv.conf: ndots:2", repeated=True),
     Option("allow_out", "--allow-out", "TO[:PORTS]", "connect to these alone: 10.0.0.0/8, pypi.org:443", repeated=True, value=_allow_out),
     Option("allow_out", "--deny-out", "", "connect to nothing beyond its networks", value=_allow_out),
-    Option("allow_host", "--allow-host", "", "reach the host itself all the same, and metadata addresses", value=_allow_host),
+    Option("allow_host", "--allow-host", "", "what may be reached may be the host itself, and metadata addresses", value=_allow_host),
     Option("allow_host", "--deny-host", "", "do not reach them", value=_allow_host),
     Option("net_rate", "--net-rate", "SIZE", "bytes a second, in and out each: 10M"),
     Option("log_denied", "--log-denied", "", "tell the kernel's log of what is refused", value=_log_denied),
