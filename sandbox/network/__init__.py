@@ -15,6 +15,7 @@
     resolver      names: a small process for each network that has some, and what it does:
     name_server     questions of sandboxes, and their bounds
     residents       who is on the network
+    elsewhere       who is on the other networks of one that asks
     name_rules      rules by name, and which addresses a name may lead to
     upstreams       the host's name servers
     dns             messages

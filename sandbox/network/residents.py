@@ -39,11 +39,12 @@ class Residents:
     caller's."""
 
     def __init__(self, network: Network, directory: int, asking: socket.socket) -> None:
-        self._network, self._directory, self._asking = network, directory, asking
+        self.network, self._directory, self._asking = network, directory, asking
         self._suffix = dns.name_of(network.name) or ()
         self._files: dict[str, Resident] = {}
         self._by_address: dict[bytes, Resident] = {}
         self._by_name: dict[dns.Name, list[Resident]] = {}
+        self._by_sandbox: dict[int, Resident] = {}
         self._turn = 0
         self._events = inotify.Inotify()
         self._events.add(f"/proc/self/fd/{directory}", _EVENTS)
@@ -68,6 +69,10 @@ class Residents:
         """Whose address it is."""
         return self._by_address.get(address)
 
+    def of(self, sandbox: int) -> Resident | None:
+        """What the sandbox has whose directory has that number."""
+        return self._by_sandbox.get(sandbox)
+
     def named(self, name: dns.Name, asker: Resident) -> list[Resident]:
         """Those that live and have a name, each time beginning with another one. Who cannot reach the others finds itself alone."""
         found = self._by_name.get(name)
@@ -83,7 +88,7 @@ class Residents:
         return living[first:] + living[:first]
 
     def is_visible(self, one: Resident, asker: Resident) -> bool:
-        return (self._network.named and not self._network.isolated) or one.lease.inode == asker.lease.inode
+        return (self.network.named and not self.network.isolated) or one.lease.inode == asker.lease.inode
 
     def lives(self, one: Resident) -> bool:
         """As ``leases.alive``: its link is there, or its sandbox is being made."""
@@ -106,6 +111,8 @@ class Residents:
             for address in old.addresses:
                 if self._by_address.get(address) is old:
                     del self._by_address[address]
+            if self._by_sandbox.get(old.lease.inode) is old:
+                del self._by_sandbox[old.lease.inode]
             for name in old.names:
                 left = [one for one in self._by_name.get(name, ()) if one is not old]
                 if left:
@@ -115,7 +122,7 @@ class Residents:
         new = self._parsed(file)
         if new is None:
             return
-        self._files[file] = new
+        self._files[file] = self._by_sandbox[new.lease.inode] = new
         for address in new.addresses:
             self._by_address[address] = new
         for name in new.names:

@@ -62,6 +62,16 @@ def test_on_another_network_they_do_not(start):
     assert found(one, "two") == found(two, "one") == []
 
 
+def test_who_is_on_two_finds_the_names_of_both(start):
+    networks.create("mine")
+    networks.create("other")
+    one, two, both = start("one", "mine"), start("two", "other"), start("both", ["mine", "other"])
+    assert found(both, "one") == [address(one)] and found(both, "two") == found(both, "two.other") == [address(two)]
+    assert found(one, "two") == [] and len(found(one, "both")) == len(found(two, "both")) == 1
+    networks.disconnect("other", both.id)
+    until(lambda: not found(both, "two"), "it has left")
+
+
 def test_a_network_that_is_removed_takes_its_resolver_along(start):
     networks.create("mine")
     box = start("one", "mine")
