@@ -28,7 +28,7 @@ from dockless.sandbox.network import dns, name_rules
 from dockless.sandbox.network.elsewhere import Elsewhere
 from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.packet_filter import drop_from
-from dockless.sandbox.network.residents import Resident, Residents, packed
+from dockless.sandbox.network.residents import Resident, Residents, Watches, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
 Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
@@ -75,6 +75,7 @@ class NameServer:
         network: Network,
         residents: Residents,
         elsewhere: Elsewhere,
+        watches: Watches,
         servers: NameServers,
         *,
         allow: Allow,
@@ -83,6 +84,7 @@ class NameServer:
     ) -> None:
         self._network, self._residents, self._elsewhere, self._servers = network, residents, elsewhere, servers
         self._allow, self._say_now, self._swept = allow, say, swept
+        self._watches = watches
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._polled = select.epoll()
         self._exchanges: set[Exchange] = set()
@@ -93,7 +95,7 @@ class NameServer:
         self._lines, self._lines_since = 0, 0.0
         self._nets = [net for net in map(name_rules.net_of, network.subnets) if net is not None]
         self._seen = time.monotonic()
-        self._polled.register(residents.fileno(), select.EPOLLIN)
+        self._polled.register(watches.fileno(), select.EPOLLIN)
 
     def add(self, datagrams: socket.socket, connections: socket.socket) -> None:
         """Answer what comes to these two sockets, of one address."""
@@ -110,9 +112,9 @@ class NameServer:
         while True:
             busy = self._exchanges or self._streams or self._out
             ready = self._polled.poll(_TICK if busy else _LIFE)
-            changed = self._residents.fileno()
+            changed = self._watches.fileno()
             if any(fd == changed for fd, _ in ready):  # before anything is answered
-                self._residents.refresh()
+                self._watches.refresh()
             for fd, events in ready:
                 handler = self._handlers.get(fd)
                 if handler is not None:

@@ -199,20 +199,21 @@ def main(said: str) -> NoReturn:
 def _serve(network: Network, table: str, home: Path) -> None:
     from dockless.sandbox.network.elsewhere import Elsewhere
     from dockless.sandbox.network.name_server import NameServer
-    from dockless.sandbox.network.residents import Residents
+    from dockless.sandbox.network.residents import Residents, Watches
     from dockless.sandbox.network.upstreams import NameServers
 
     asking = socket.socket(fileno=_ASKING_FD)
-    residents = Residents(network, _LEASES_FD, asking)
-    elsewhere = Elsewhere(_RUNNING_FD, home, network.name, asking)
-    server = NameServer(network, residents, elsewhere, NameServers(), allow=_firewall(table), say=_say)
+    watches = Watches()
+    residents = Residents(network, _LEASES_FD, asking, watches)
+    elsewhere = Elsewhere(_RUNNING_FD, home, network.name, asking, watches)
+    server = NameServer(network, residents, elsewhere, watches, NameServers(), allow=_firewall(table), say=_say)
     for number in range(len(network.gateways)):
         datagrams, connections = (socket.socket(fileno=_FIRST_FD + 2 * number + each) for each in (0, 1))
         server.add(datagrams, connections)
     while True:
         server.run()
         fcntl.flock(_LOCK_FD, fcntl.LOCK_UN)
-        residents.refresh()
+        watches.refresh()
         if not residents.anybody():
             return
         try:

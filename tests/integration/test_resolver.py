@@ -19,7 +19,7 @@ from support.requires import requires
 
 from dockless.base import records
 from dockless.sandbox.network.model import Network
-from dockless.sandbox.network.residents import Residents, packed
+from dockless.sandbox.network.residents import Residents, Watches, packed
 
 pytestmark = requires("root", "netns")
 
@@ -91,14 +91,15 @@ def test_thousands_of_leases_that_change_at_once_are_all_read(served, changes):
     with served.place.host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.ExitStack() as opened:
         leases = os.open(directory, os.O_RDONLY)
         opened.callback(os.close, leases)
-        residents = Residents(served.place.network, leases, asking)
-        opened.callback(residents.close)
+        watches = Watches()
+        opened.callback(watches.close)
+        residents = Residents(served.place.network, leases, asking, watches)
         files = [opened.enter_context((directory / name).open("wb", buffering=0)) for name in ("x", "y")]
         for number in range(changes):
             files[number % 2].write(b" ")
         for number in range(3000):
             served.place.lease(f"10.77.{10 + number // 250}.{number % 250}", f"n{number}")
-        residents.refresh()
+        watches.refresh()
         one = residents.at(packed(ONE))
         assert one is not None and all(residents.named((b"n%d" % number,), one) for number in range(3000))
 
