@@ -232,7 +232,7 @@ def test_sandboxes_that_end_while_the_zygote_forks_into_them_do_it_no_harm(image
     with Zygote(image, size=1) as zygote:
         seats = zygote._node._seats
         for _ in range(20):
-            box = seats._begin()
+            box = seats.begin()
             box.take(zygote._node)
             seats.end(box)
         assert zygote.run_code("1").value == 1

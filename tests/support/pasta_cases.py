@@ -87,7 +87,15 @@ def out_and_back() -> None:
         f"tcp {HOST4}", f"udp {HOST4}", f"tcp {HOST6}", f"udp {HOST6}",
     ]  # fmt: skip
     echoes = ["echo/0.0.0.0/8000", "echo/0.0.0.0/8010", "echo/0.0.0.0/8011", "echo/::/8020"]
-    published = ["5000:8000", "5000:8000/udp", "5010-5011:8010-8011", "5010-5011:8010-8011/udp", "5020:8020", "5020:8020/udp", "127.0.0.1:5030:8000"]
+    published = [
+        "5000:8000",
+        "5000:8000/udp",
+        "5010-5011:8010-8011",
+        "5010-5011:8010-8011/udp",
+        "5020:8020",
+        "5020:8020/udp",
+        "127.0.0.1:5030:8000",
+    ]
     with serving(*echoes, publish=published):
         for port in (5000, 5010, 5011):
             for protocol in ("tcp", "udp"):
@@ -219,7 +227,9 @@ def names() -> None:
 
 
 def only_allowed() -> None:
-    answers = inside(("tcp", FAR4, 7000), ("tcp", FAR6, 7000), ("tcp", "203.0.113.1", 7000), ("tcp", HOST4, 9000), allow_out=["198.51.100.0/24"])
+    answers = inside(
+        ("tcp", FAR4, 7000), ("tcp", FAR6, 7000), ("tcp", "203.0.113.1", 7000), ("tcp", HOST4, 9000), allow_out=["198.51.100.0/24"]
+    )
     assert answers[0] == f"tcp {HOST4}"
     assert all(answer.startswith("error") for answer in answers[1:]), answers
     for refused in ("pypi.org", "198.51.100.0/24:443"):

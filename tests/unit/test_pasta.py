@@ -149,7 +149,9 @@ def test_its_options_are_read_once_for_each_program(tmp_path, monkeypatch):
     monkeypatch.setattr(pasta, "_TUN", "/dev/null")
     started = []
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *words, **more: started.append((words[0], more["env"], more["cwd"])) or run(*words, **more))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *words, **more: started.append((words[0], more["env"], more["cwd"])) or run(*words, **more)
+    )
     assert pasta.installed().options == {"--some-option", "--another"}
     assert pasta.installed() is pasta.installed()
     assert started == [([path, "--help"], {}, "/")], "with nothing of the caller's"
