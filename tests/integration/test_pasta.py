@@ -19,6 +19,7 @@ pytestmark = requires("pasta")
         "not_traced",
         "names",
         "only_allowed",
+        "chosen",
         "host_gateway",
         "refusals",
         "missing",
