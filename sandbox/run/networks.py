@@ -65,7 +65,10 @@ def create(
     isolated: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> NetworkInfo:
-    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``"""
+    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``; ``Unsupported`` without root"""
+    if os.geteuid() != 0:
+        hint = f"run it as root; your own sandboxes have --network {DEFAULT}"
+        raise Unsupported(f"network {name} cannot be made without root", subject=name, hint=hint)
     made = records.create(
         name,
         subnets=tuple(subnets),
@@ -154,7 +157,14 @@ def disconnect(box: Box, network: str) -> None:
     box.change(partial(_changed, lambda now: _without(now, network, box.id)))
 
 
+def _need_root(box: Box) -> None:
+    if os.geteuid() != 0:
+        hint = f"dockless stop {box.id}, then connect or disconnect it, and start it again"
+        raise Unsupported(f"sandbox {box.id} runs, and its networks change meanwhile for root alone", subject=box.id, hint=hint)
+
+
 def _connect(box: Box, endpoint: Endpoint) -> None:
+    _need_root(box)
     from dockless.sandbox.network import attach
 
     asked = replace(wanted(box.spec, box.present.directory, box.document.owner), endpoints=(endpoint,), ports=())
@@ -164,6 +174,7 @@ def _connect(box: Box, endpoint: Endpoint) -> None:
 
 
 def _disconnect(box: Box, network: str) -> None:
+    _need_root(box)
     from dockless.sandbox.network import attach
 
     for lease in of(box):

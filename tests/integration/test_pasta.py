@@ -20,6 +20,7 @@ pytestmark = requires("pasta")
         "names",
         "only_allowed",
         "chosen",
+        "for_root",
         "host_gateway",
         "refusals",
         "missing",

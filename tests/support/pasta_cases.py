@@ -256,6 +256,22 @@ def chosen() -> None:
         dockless.run(["true"], network="bridge:ip=192.0.2.7")
 
 
+def for_root() -> None:
+    """What a user cannot have is told, with the next step; her record of the default network she can remove."""
+    with raises(Unsupported, "network lab cannot be made without root", "--network bridge"):
+        dockless.networks.create("lab")
+    box = dockless.start(["sleep", "1000"], network="bridge")
+    try:
+        with raises(Unsupported, "runs, and its networks change meanwhile for root alone", f"dockless stop {box.id}"):
+            dockless.networks.disconnect("bridge", box.id)
+        with raises(Unsupported, f"the network of sandbox {box.id} can be entered by root alone", "dockless exec"):
+            dockless.run(["true"], network=f"container:{box.id}")
+    finally:
+        box.inner.remove()
+    dockless.networks.remove("bridge")
+    assert not records.every()
+
+
 def host_gateway() -> None:
     found = said(["cat", "/etc/hosts"], add_hosts=["up:host-gateway"])
     assert f"{HOST4}\tup" in found
@@ -301,6 +317,20 @@ def ends_with_its_sandbox() -> None:
         until(lambda: not pastas())
         until(lambda: not programs("dockless pasta of"))
         box.inner.remove()
+    dockless.run(["true"], network="none")
+    with dockless.start(["true"], network="bridge") as box:
+        box.wait()
+    until(lambda: len(zombies()) <= 1)  # the last one's, until the next start
+
+
+def zombies() -> list[str]:
+    """Children of ours that have ended and that nobody has waited for."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            found += [str(stat)] if state == "Z" and int(parent) == os.getpid() else []
+    return found
 
 
 def keeper_of(box: dockless.Sandbox) -> int:
