@@ -79,8 +79,8 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
 
 
 def _check_ports(wanted: Wanted) -> None:
-    """pasta opens those ports that are free and says nothing of others, so they are tried here; another program may take one in between. The
-    pasta of a sandbox that has just ended has them for a moment more. ``AddressTaken``, ``BadInput``, ``NetworkError``"""
+    """pasta opens those ports that are free and says nothing of others, so they are tried here; another program may take one in between.
+    The pasta of a sandbox that has just ended has them for a moment more. ``AddressTaken``, ``BadInput``, ``NetworkError``"""
     end = time.monotonic() + _LETS_GO
     while True:
         try:
