@@ -129,7 +129,7 @@ def test_pytorch_trains_one_model_in_four_roles(daemon, tmp_path, capfd, form):
     roles, program = ("master", "worker", "reader", "checker"), EXAMPLES / "distributed.py"
     path = {
         "dockless": lambda: EXAMPLES / "distributed.toml",
-        "openpai-2": lambda: written(tmp_path, "job.yaml", openpai({role: (1, 1) for role in roles}, program)),
+        "openpai-2": lambda: written(tmp_path, "job.yaml", openpai(dict.fromkeys(roles, (1, 1)), program)),
         "dlc": lambda: written(tmp_path, "job.params", dlc({"worker": 4}, program)),
         "compose": lambda: written(tmp_path, "compose.yaml", compose(roles, program)),
     }[form]()

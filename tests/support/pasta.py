@@ -1,4 +1,4 @@
-"""A host of its own for sandboxes of an ordinary user: network, mount and PID namespaces in which she is user 1001, with a network beside it.
+"""A host of its own for sandboxes of an ordinary user: network, mount and PID namespaces in which she is user 1001, and another host.
 
 ::
 
