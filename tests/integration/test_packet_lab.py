@@ -27,7 +27,7 @@ def test_the_lab(tmp_path):
     (tmp_path / "dockless").chmod(0o755)
     blocks = re.findall(r"(?<!-->\n)```sh\n(.*?)```", LAB.read_text(), re.DOTALL)
     script = "set -eu\n" + "".join(f"echo '### {number}'\n{block}" for number, block in enumerate(blocks, 1))
-    ending = 'trap \'dockless rm -f web a b c || :; kill ${SERVER-} ${WORLD-} 2>/dev/null || :; rm -rf "$DOCKLESS_HOME"\' EXIT'
+    ending = "trap 'dockless rm -f web a b c || :; kill ${SERVER-} ${WORLD-} 2>/dev/null || :; rm -rf \"$DOCKLESS_HOME\"' EXIT"
     command = ["unshare", "--net", "bash", "-xc", f"PATH={tmp_path}:$PATH\n{ending}\n{script}"]
     with open(tmp_path / "said", "w") as said:  # no pipe: what goes on in the background would keep it open
         code = subprocess.run(command, cwd=tmp_path, stdout=said, stderr=said, stdin=subprocess.DEVNULL, timeout=200).returncode
