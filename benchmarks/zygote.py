@@ -114,7 +114,7 @@ def _image(scene: Scene) -> str:
 
     packages = Path(scene.directory, "packages")
     wanted = ["--no-deps", "--only-binary=:all:", "--python-version", python_images.version().removeprefix("python"), "numpy"]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), *wanted]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--target", str(packages), *wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]

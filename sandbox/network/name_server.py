@@ -25,9 +25,10 @@ from collections.abc import Callable, Sequence
 from dockless.base.text import escaped
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
+from dockless.sandbox.network.elsewhere import Elsewhere
 from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.packet_filter import drop_from
-from dockless.sandbox.network.residents import Resident, Residents, packed
+from dockless.sandbox.network.residents import Resident, Residents, Watches, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
 Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
@@ -73,14 +74,17 @@ class NameServer:
         self,
         network: Network,
         residents: Residents,
+        elsewhere: Elsewhere,
+        watches: Watches,
         servers: NameServers,
         *,
         allow: Allow,
         say: Callable[[str], None],
         swept: Callable[[list[Lease]], None] | None = None,
     ) -> None:
-        self._network, self._residents, self._servers = network, residents, servers
+        self._network, self._residents, self._elsewhere, self._servers = network, residents, elsewhere, servers
         self._allow, self._say_now, self._swept = allow, say, swept
+        self._watches = watches
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._polled = select.epoll()
         self._exchanges: set[Exchange] = set()
@@ -91,7 +95,7 @@ class NameServer:
         self._lines, self._lines_since = 0, 0.0
         self._nets = [net for net in map(name_rules.net_of, network.subnets) if net is not None]
         self._seen = time.monotonic()
-        self._polled.register(residents.fileno(), select.EPOLLIN)
+        self._polled.register(watches.fileno(), select.EPOLLIN)
 
     def add(self, datagrams: socket.socket, connections: socket.socket) -> None:
         """Answer what comes to these two sockets, of one address."""
@@ -108,9 +112,9 @@ class NameServer:
         while True:
             busy = self._exchanges or self._streams or self._out
             ready = self._polled.poll(_TICK if busy else _LIFE)
-            changed = self._residents.fileno()
+            changed = self._watches.fileno()
             if any(fd == changed for fd, _ in ready):  # before anything is answered
-                self._residents.refresh()
+                self._watches.refresh()
             for fd, events in ready:
                 handler = self._handlers.get(fd)
                 if handler is not None:
@@ -178,19 +182,21 @@ class NameServer:
         kind, name = query.kind, query.name
         if query.group != dns.INTERNET or kind == _ANY or kind in _TRANSFERS or kind == dns.OPT:
             return dns.answer(query, dns.REFUSED, limit=limit)
-        named = self._residents.named(name, resident)
+        named = self._residents.named(name, resident) or self._elsewhere.named(name, resident)
         if named:
             size = 4 if kind == dns.A else 16 if kind == dns.AAAA else 0
             found = [dns.Record(query.spelled, kind, _KEPT, each) for one in named for each in one.addresses if len(each) == size]
             return dns.answer(query, dns.NO_ERROR, found, limit=limit, own=True)
         if kind == dns.PTR and (address := dns.address_of(name)) is not None:
             one = self._residents.at(address)
-            if one is not None and one.names and self._residents.is_visible(one, resident) and self._residents.lives(one):
+            if one is None or not self._residents.is_visible(one, resident) or not self._residents.lives(one):
+                one = self._elsewhere.at(address, resident)
+            if one is not None and one.names:
                 record = dns.Record(query.spelled, dns.PTR, _KEPT, dns.wire(one.names[0]))
                 return dns.answer(query, dns.NO_ERROR, [record], limit=limit, own=True)
             if any(name_rules.within(address, net) for net in self._nets):  # nobody else knows better
                 return dns.answer(query, dns.NO_NAME, limit=limit)
-        if self._network.internal:
+        if self._network.internal and not self._elsewhere.leads_out(resident):
             return dns.answer(query, dns.NO_NAME, limit=limit)
         allowed = resident.rules is None or name_rules.allowing(resident.rules, name)
         if len(name) == 1 and kind in (dns.A, dns.AAAA) and not (allowed and resident.rules):
@@ -233,7 +239,8 @@ class NameServer:
         if verdict.admitted:
             try:
                 rules = name_rules.allowing(resident.rules, query.name)
-                self._allow(resident.lease, rules, [*map(_text, verdict.admitted)], verdict.seconds)
+                for lease in (resident.lease, *self._elsewhere.leases(resident)):  # its packets may take any of its networks
+                    self._allow(lease, rules, [*map(_text, verdict.admitted)], verdict.seconds)
             except (DocklessError, OSError) as error:
                 self._write(f"dockless: network {self._network.name}: {escaped(str(error))}")
                 return failed

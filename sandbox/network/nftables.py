@@ -31,7 +31,7 @@ _LISTED_AS_TEXT = attribute(13, b"\0\4" + struct.pack("=I", 1))
 """What nft notes for itself of a set whose key is in this machine's order: without it its listing has no names of links."""
 
 
-# ---- what sets are made of --------------------------------------------------------------------------------------------------
+# ---- what sets are made of ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,9 @@ def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pas
             raise Unsupported(f"without root {what} cannot be allowed apart: {rule.to}", subject="allow_out", hint=hint)
     has = " and ".join(name for name, bit in (("NET_ADMIN", _NET_ADMIN), ("NET_RAW", _NET_RAW)) if rights & bit)
     if has and not (egress.host and egress.allow is None):
-        raise Unsupported(f"a sandbox with {has} gets round rules for what leaves it", subject="cap_add", hint=f"drop {has}, or run it as root")
+        raise Unsupported(
+            f"a sandbox with {has} gets round rules for what leaves it", subject="cap_add", hint=f"drop {has}, or run it as root"
+        )
     if sees_processes and rights & _SYS_PTRACE:
         hint = "drop SYS_PTRACE, or give it no view of the host's processes"
         raise Unsupported("a sandbox with SYS_PTRACE that sees pasta has what pasta has, the host's loopback", subject="cap_add", hint=hint)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 from dockless.base import locks, records
 from dockless.base.json import loads
@@ -34,20 +35,12 @@ class Resident:
         self.addresses = tuple(map(packed, lease.addresses))
 
 
-class Residents:
-    """``directory``: a descriptor of that of the leases. ``asking``: a socket of the network namespace that has their links. Both stay the
-    caller's."""
+class Watches:
+    """All directories that this process looks at, with one queue of events: a user has 128 (sysctl fs.inotify.max_user_instances)."""
 
-    def __init__(self, network: Network, directory: int, asking: socket.socket) -> None:
-        self._network, self._directory, self._asking = network, directory, asking
-        self._suffix = dns.name_of(network.name) or ()
-        self._files: dict[str, Resident] = {}
-        self._by_address: dict[bytes, Resident] = {}
-        self._by_name: dict[dns.Name, list[Resident]] = {}
-        self._turn = 0
+    def __init__(self) -> None:
         self._events = inotify.Inotify()
-        self._events.add(f"/proc/self/fd/{directory}", _EVENTS)
-        self._read_all()
+        self._told: dict[int, Callable[[str], None]] = {}
 
     def fileno(self) -> int:
         """Readable when something has changed; ``refresh`` then."""
@@ -56,17 +49,52 @@ class Residents:
     def close(self) -> None:
         self._events.close()
 
+    def add(self, directory: int, told: Callable[[str], None]) -> int:
+        """``told`` is called with each name that changes there, and with none where nobody knows which. ``OSError``"""
+        watch = self._events.add(f"/proc/self/fd/{directory}", _EVENTS)
+        self._told[watch] = told
+        return watch
+
+    def remove(self, watch: int) -> None:
+        self._told.pop(watch, None)
+        self._events.remove(watch)
+
     def refresh(self) -> None:
-        """All that has changed, also where it is more than is told at once."""
+        """Tell of all that has changed, also where it is more than the kernel tells at once."""
         while happened := [*self._events.read()]:
             if any(one.mask & inotify.OVERFLOW for one in happened):
-                self._read_all()
-            for name in {one.name for one in happened if one.name}:
-                self._read(name)
+                for told in [*self._told.values()]:
+                    told("")
+            for watch, name in dict.fromkeys((one.watch, one.name) for one in happened if one.name):
+                if watch in self._told:
+                    self._told[watch](name)
+
+
+class Residents:
+    """``directory``: a descriptor of that of the leases. ``asking``: a socket of the network namespace that has their links. All three stay
+    the caller's."""
+
+    def __init__(self, network: Network, directory: int, asking: socket.socket, watches: Watches) -> None:
+        self.network, self._directory, self._asking, self._watches = network, directory, asking, watches
+        self._suffix = dns.name_of(network.name) or ()
+        self._files: dict[str, Resident] = {}
+        self._by_address: dict[bytes, Resident] = {}
+        self._by_name: dict[dns.Name, list[Resident]] = {}
+        self._by_sandbox: dict[int, Resident] = {}
+        self._turn = 0
+        self._watch = watches.add(directory, self._changed)
+        self._changed("")
+
+    def close(self) -> None:
+        self._watches.remove(self._watch)
 
     def at(self, address: bytes) -> Resident | None:
         """Whose address it is."""
         return self._by_address.get(address)
+
+    def of(self, sandbox: int) -> Resident | None:
+        """What the sandbox has whose directory has that number."""
+        return self._by_sandbox.get(sandbox)
 
     def named(self, name: dns.Name, asker: Resident) -> list[Resident]:
         """Those that live and have a name, each time beginning with another one. Who cannot reach the others finds itself alone."""
@@ -83,7 +111,7 @@ class Residents:
         return living[first:] + living[:first]
 
     def is_visible(self, one: Resident, asker: Resident) -> bool:
-        return (self._network.named and not self._network.isolated) or one.lease.inode == asker.lease.inode
+        return (self.network.named and not self.network.isolated) or one.lease.inode == asker.lease.inode
 
     def lives(self, one: Resident) -> bool:
         """As ``leases.alive``: its link is there, or its sandbox is being made."""
@@ -96,9 +124,9 @@ class Residents:
     def anybody(self) -> bool:
         return any(map(self.lives, self._files.values()))
 
-    def _read_all(self) -> None:
-        for file in {*self._files, *os.listdir(self._directory)}:
-            self._read(file)
+    def _changed(self, file: str) -> None:
+        for each in (file,) if file else {*self._files, *os.listdir(self._directory)}:
+            self._read(each)
 
     def _read(self, file: str) -> None:
         old = self._files.pop(file, None)
@@ -106,6 +134,8 @@ class Residents:
             for address in old.addresses:
                 if self._by_address.get(address) is old:
                     del self._by_address[address]
+            if self._by_sandbox.get(old.lease.inode) is old:
+                del self._by_sandbox[old.lease.inode]
             for name in old.names:
                 left = [one for one in self._by_name.get(name, ()) if one is not old]
                 if left:
@@ -115,7 +145,7 @@ class Residents:
         new = self._parsed(file)
         if new is None:
             return
-        self._files[file] = new
+        self._files[file] = self._by_sandbox[new.lease.inode] = new
         for address in new.addresses:
             self._by_address[address] = new
         for name in new.names:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LOCK, LOG = "resolver.lock", "resolver.log"
 PORT = 53
-_NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7
+_NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _RUNNING_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7, 8
 _PATIENCE = 1.0
 """Seconds for one that is ending to let go of the port."""
 _RCVBUFFORCE, _ROOM = 33, 1 << 19
@@ -65,6 +65,8 @@ def ensure(network: Network, directory: Path, host: Host, table: str) -> None:
 
 
 def _start(network: Network, directory: Path, host: Host, table: str, lock: int, opened: contextlib.ExitStack) -> None:
+    from dockless.sandbox.network import records as networks  # not in the process, which has no use for all that it imports
+
     if not sys.executable:
         hint = "start the sandbox from a program whose sys.executable is Python, or by the command line"
         raise NetworkError(f"which Python could resolve names on network {network.name} is not known", subject=network.name, hint=hint)
@@ -78,17 +80,24 @@ def _start(network: Network, directory: Path, host: Host, table: str, lock: int,
     opened.callback(os.close, null)
     fds = {_NULL: null, 1: null, _LOG_FD: log, _LOCK_FD: lock, _LEASES_FD: leases}
     try:
+        fds[_RUNNING_FD] = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, fds[_RUNNING_FD])
         fds[_ASKING_FD] = opened.enter_context(host.open(socket.AF_INET, socket.SOCK_DGRAM)).fileno()
         fds[_FIREWALL_FD] = opened.enter_context(host.netlink(netlink.NETFILTER)).fileno()
         for number, bound in enumerate(_bound(network, host, opened)):
             fds[_FIRST_FD + number] = bound.fileno()
-        said = dumps({"network": records.plain(network), "table": table})
-        places = [path for path in sys.path if os.path.isabs(path)]
-        start_apart(sys.executable, [sys.executable, "-I", "-S", "-c", _CODE, said, *places], fds)
+        said = dumps({"network": records.plain(network), "table": table, "home": str(networks.home())})
+        start_apart(sys.executable, [sys.executable, "-I", "-S", "-c", _CODE, said, *_places()], fds)
     except OSError as error:
         hint = "look at the limits of this host: processes, open files, memory"
         what = f"cannot start the resolver of network {network.name}: {error.strerror}"
         raise NetworkError(what, subject=network.name, hint=hint) from error
+
+
+def _places() -> list[str]:
+    """Where it imports from, beside the standard library: no more than it needs, since it goes on when who started it is gone."""
+    ours = __import__("dockless").__path__[0]
+    return [os.path.dirname(os.path.abspath(ours)), os.path.dirname(os.path.abspath(str(__import__("_cffi_backend").__file__)))]
 
 
 def _bound(network: Network, host: Host, opened: contextlib.ExitStack) -> list[socket.socket]:
@@ -178,7 +187,7 @@ def main(said: str) -> NoReturn:
     asked = loads(said)
     code = 0
     try:
-        _serve(records.read(Network, asked["network"], "network"), str(asked["table"]))
+        _serve(records.read(Network, asked["network"], "network"), str(asked["table"]), Path(asked["home"]))
     except BaseException:
         import traceback
 
@@ -187,21 +196,24 @@ def main(said: str) -> NoReturn:
     os._exit(code)
 
 
-def _serve(network: Network, table: str) -> None:
+def _serve(network: Network, table: str, home: Path) -> None:
+    from dockless.sandbox.network.elsewhere import Elsewhere
     from dockless.sandbox.network.name_server import NameServer
-    from dockless.sandbox.network.residents import Residents
+    from dockless.sandbox.network.residents import Residents, Watches
     from dockless.sandbox.network.upstreams import NameServers
 
     asking = socket.socket(fileno=_ASKING_FD)
-    residents = Residents(network, _LEASES_FD, asking)
-    server = NameServer(network, residents, NameServers(), allow=_firewall(table), say=_say)
+    watches = Watches()
+    residents = Residents(network, _LEASES_FD, asking, watches)
+    elsewhere = Elsewhere(_RUNNING_FD, home, network.name, asking, watches)
+    server = NameServer(network, residents, elsewhere, watches, NameServers(), allow=_firewall(table), say=_say)
     for number in range(len(network.gateways)):
         datagrams, connections = (socket.socket(fileno=_FIRST_FD + 2 * number + each) for each in (0, 1))
         server.add(datagrams, connections)
     while True:
         server.run()
         fcntl.flock(_LOCK_FD, fcntl.LOCK_UN)
-        residents.refresh()
+        watches.refresh()
         if not residents.anybody():
             return
         try:

@@ -58,7 +58,7 @@ def always() -> Rules:
         (_INET, "input"): [(w.element_of("bridges", w.IIFNAME), w.NOT_TO_HOST, w.jump("to_many"))],
         (_INET, "forward"): [
             (w.element_of("bridges", w.OIFNAME), w.goto("to_sandbox")),
-            (w.element_of("bridges", w.IIFNAME), w.goto("from_sandbox")),
+            (w.element_of("bridges", w.IIFNAME), w.NOT_TO_ONE, w.jump("to_many")),
         ],
         (_INET, "to_sandbox"): [
             (w.ANSWERS, w.ACCEPT),
@@ -69,12 +69,6 @@ def always() -> Rules:
             (w.element_of("bridges", w.IIFNAME), w.goto("refuse")),
             (w.DESTINATION_CHANGED, w.ACCEPT),
             (w.DROP,),
-        ],
-        (_INET, "from_sandbox"): [
-            (w.ANSWERS, w.ACCEPT),
-            (w.element_of("internal", w.IIFNAME), w.goto("refuse")),
-            (w.TO_GROUP, w.jump("to_many")),
-            (w.TO_MANY, w.jump("to_many")),
         ],
         (_INET, "to_many"): [
             (w.SOLICIT, w.ACCEPT),

@@ -5,8 +5,8 @@ Two tables of one name, with nobody else's rules in them::
     bridge  prerouting       a frame from a sandbox's link has its own addresses, or it is dropped
     inet    prerouting       what a sandbox asks for, before its destination is changed: its network, its gateway, what is beyond
             nat_prerouting   ports of the host that lead into sandboxes; nat_output: for the host itself
-            input            what is sent to many, by those who may not reach the host
-            forward          nothing from one network to another, nothing from elsewhere but to ports of the host
+            input            what is sent to many, by those whose egress is limited
+            forward          the same; nothing from one network to another, nothing from elsewhere but to ports of the host
             nat_postrouting  what leaves a network has the host's address
 
 What a network has are rules. What a lease has are elements of sets and maps, so that a start adds elements and no more; a lease whose
@@ -26,7 +26,7 @@ from dockless.sandbox.network.nftables import ETHER, IPV4, IPV6, LINK, PROTOCOL,
 _INET, _BRIDGE = "inet", "bridge"
 
 _LINKS = Set("links", (LINK,))
-_BRIDGES, _INTERNAL = Set("bridges", (LINK,)), Set("internal", (LINK,))
+_BRIDGES = Set("bridges", (LINK,))
 _NEIGHBOURS, _ISOLATED = Set("neighbours", (LINK, LINK)), Set("isolated", (LINK, LINK))
 _NETWORKS, _PORTED = Set("networks", (LINK,), verdicts=True), Set("ported", (PROTOCOL,))
 
@@ -45,7 +45,7 @@ _PORTS_AT = {version: Set(f"ports_at{version}", (kind, PROTOCOL, SERVICE), (kind
 _ALL = (_SENDERS, _GATEWAYS, _EGRESS, _LIMITED, _PORTS, _PORTS_AT)
 _SETS = (
     *((_BRIDGE, made) for made in (_LINKS, *_SENDERS.values())),
-    *((_INET, made) for made in (_BRIDGES, _INTERNAL, _NEIGHBOURS, _ISOLATED, _NETWORKS, _PORTED)),
+    *((_INET, made) for made in (_BRIDGES, _NEIGHBOURS, _ISOLATED, _NETWORKS, _PORTED)),
     *((_INET, made) for both in _ALL[1:] for made in both.values()),
 )
 _HOOKS = (
@@ -66,8 +66,7 @@ _FIXED_COUNTS = {
     (_INET, "input"): 1,
     (_INET, "forward"): 2,
     (_INET, "to_sandbox"): 8,
-    (_INET, "from_sandbox"): 5,
-    (_INET, "to_many"): 7,
+    (_INET, "to_many"): 6,
     (_INET, "nat_prerouting"): 1,
     (_INET, "nat_output"): 1,
     (_INET, "ports"): 9,
@@ -160,8 +159,6 @@ def _network_elements(networks: Sequence[Network]) -> Elements:
         bridge = network.bridge
         yield _INET, _BRIDGES, Element((bridge,))
         yield _INET, _NETWORKS, Element((bridge,), goto=f"from-{bridge}")
-        if network.internal:
-            yield _INET, _INTERNAL, Element((bridge,))
         yield _INET, _ISOLATED if network.isolated else _NEIGHBOURS, Element((bridge, bridge))
         for gateway in network.gateways:
             yield _INET, _GATEWAYS[version_of(gateway)], Element((gateway,))

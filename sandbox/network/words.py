@@ -22,13 +22,12 @@ _WORD = 8
 @dataclass(frozen=True, slots=True)
 class Words:
     """Part of a rule. ``raw``: its expressions. ``needs``: protocols without which it means nothing: nft compares those before, unless a
-    part of the rule did, and so do we. ``gives``: the protocol that it compares itself. ``chain``: the one it leads to."""
+    part of the rule did, and so do we. ``gives``: the protocol that it compares itself."""
 
     text: str
     raw: bytes
     needs: tuple[str, ...] = ()
     gives: str = ""
-    chain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +121,7 @@ def _flags(field: Field, text: str, bits: int) -> Words:
 ANSWERS = _flags(_CT_STATE, "established,related", 0x6)
 DESTINATION_CHANGED = _flags(_CT_STATUS, "dnat", 0x20)
 TO_HOST, NOT_TO_HOST = (_match(_FIB_TYPE, "local", _native(2), unequal=unequal) for unequal in (False, True))
+NOT_TO_ONE = _match(_FIB_TYPE, "unicast", _native(1), unequal=True)
 TO_MANY, TO_GROUP = _match(_FIB_TYPE, "broadcast", _native(3)), _match(_FIB_TYPE, "multicast", _native(5))
 IS_TCP, IS_ICMPV6 = _match(L4PROTO, "tcp", b"\x06"), _match(L4PROTO, "ipv6-icmp", b"\x3a")
 IS_ARP = Words(
@@ -194,7 +194,7 @@ def element_of(name: str, *fields: Field) -> Words:
 
 
 def _decide(word: str, chain: str = "") -> Words:
-    return Words(f"{word} {chain}".rstrip(), _expression("immediate", number(1, 0) + nested(2, verdict(word, chain))), chain=chain)
+    return Words(f"{word} {chain}".rstrip(), _expression("immediate", number(1, 0) + nested(2, verdict(word, chain))))
 
 
 ACCEPT, DROP = _decide("accept"), _decide("drop")

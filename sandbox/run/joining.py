@@ -9,7 +9,7 @@ import os
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import SandboxGone
+from dockless.errors import SandboxGone, Unsupported
 from dockless.sandbox.network.asked import CONTAINER, reaches_host
 from dockless.sandbox.network.model import Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
@@ -88,6 +88,9 @@ def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
         if not box.alive:  # nor was it when we took hold of whoever has that number
             raise ProcessLookupError
         network, user = (os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user"))
+    except PermissionError as error:  # its init lets nobody but root look, proc(5)
+        hint = "run it as root, or run the program inside the other one: dockless exec"
+        raise Unsupported(f"the network of sandbox {name} can be entered by root alone", subject=name, hint=hint) from error
     except OSError as error:
         raise SandboxGone(
             f"sandbox {name}, whose network is asked for, does not run", subject=name, hint=f"dockless start {name}"

@@ -65,7 +65,10 @@ def create(
     isolated: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> NetworkInfo:
-    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``"""
+    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``, ``Unsupported`` without root."""
+    if os.geteuid() != 0:
+        hint = f"run it as root; sandboxes of an ordinary user have --network {DEFAULT}"
+        raise Unsupported(f"network {name[:64]} needs root", subject="network", hint=hint)
     made = records.create(
         name,
         subnets=tuple(subnets),
@@ -133,7 +136,7 @@ def connect(box: Box, endpoint: Endpoint) -> None:
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
     _with(spec, endpoint)  # before anything is made
-    runs = box.alive
+    runs = _runs(box)
     if runs:
         _connect(box, endpoint)
     try:
@@ -149,9 +152,17 @@ def disconnect(box: Box, network: str) -> None:
     """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network."""
     spec = box.spec
     _without(spec, network, box.id)
-    if box.alive:
+    if _runs(box):
         _disconnect(box, network)
     box.change(partial(_changed, lambda now: _without(now, network, box.id)))
+
+
+def _runs(box: Box) -> bool:
+    """``Unsupported`` where it does, and its networks are not ours to change."""
+    if box.alive and os.geteuid() != 0:
+        hint = f"dockless stop {box.id} first: it has others at its next start"
+        raise Unsupported(f"sandbox {box.id} runs, and root alone changes the networks of one that does", subject=box.id, hint=hint)
+    return box.alive
 
 
 def _connect(box: Box, endpoint: Endpoint) -> None:

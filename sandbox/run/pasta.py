@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from functools import partial
 
 from dockless import native
 from dockless.base.dataclass import dataclass
 from dockless.base.waits import readable
-from dockless.errors import NetworkError, SandboxError
+from dockless.errors import AddressTaken, NetworkError, SandboxError
 from dockless.sandbox.network import netlink, pasta, ports, records
 from dockless.sandbox.network.attach import Wanted, namespace_of
 from dockless.sandbox.network.host import Host, index_of
@@ -33,6 +34,8 @@ from dockless.sandbox.run import children, process
 
 _READY_TIMEOUT = 20.0
 """Seconds that pasta has to open its ports."""
+_LETS_GO = 1.0
+"""Seconds until a pasta has ended whose sandbox has."""
 _SIGKILL = 9
 _MOST_SAID = 65536
 
@@ -76,9 +79,18 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
 
 
 def _check_ports(wanted: Wanted) -> None:
-    """pasta opens those ports that are free and says nothing of others, so they are tried here; another program may take one in between."""
-    with contextlib.ExitStack() as tried:
-        ports.hold(wanted.ports, tried, again=True)
+    """pasta opens those ports that are free and says nothing of others, so they are tried here; another program may take one in between.
+    The pasta of a sandbox that has just ended has them for a moment more. ``AddressTaken``, ``BadInput``, ``NetworkError``"""
+    end = time.monotonic() + _LETS_GO
+    while True:
+        try:
+            with contextlib.ExitStack() as tried:
+                ports.hold(wanted.ports, tried, again=True)
+            return
+        except AddressTaken:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.01)
 
 
 def _start(command: Sequence[str], network: int, user: int, name: str) -> int:

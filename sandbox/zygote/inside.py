@@ -522,10 +522,16 @@ def _threads() -> dict[str, Any]:
 
 
 def _shared_memory() -> dict[str, Any]:
-    """What is mapped as shared and can be written to would be shared by all calls."""
-    with open("/proc/self/maps") as maps:
-        found = [line.split(None, 5)[5:] for line in maps if line.split()[1][1:4:2] == "ws"]
-    return {"shared": [" ".join(name).strip()[:200] or "anonymous" for name in found]} if found else {}
+    """What is mapped as shared would be shared by all calls, who can write to it if the kernel says that it may become writable: proc(5)"""
+    found, name = [], ""
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split(None, 5)
+            if line[0] in "0123456789abcdef":
+                name = words[5].strip() if len(words) > 5 else "anonymous"
+            elif words[0] == "VmFlags:" and {"mw", "ms"} <= set(line.split()):
+                found.append(name[:200])
+    return {"shared": found} if found else {}
 
 
 def main() -> None:

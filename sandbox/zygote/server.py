@@ -90,7 +90,7 @@ class _Seats(Pool):
     def __init__(self, node: Node, size: int, image: Image, pin: Sequence[int]) -> None:
         super().__init__(node.spec, size=size)
         self._node = node
-        self._image, self._pin = image, list(pin)
+        self.image, self._pin = image, list(pin)
         self._closed = False
         self._begun: deque[_Seat] = deque()
         self._used: deque[_Seat] = deque()
@@ -102,15 +102,15 @@ class _Seats(Pool):
             plan = self._plans[has_cgroup] = self._node.call_plan(has_cgroup)
         return plan
 
-    def _begin(self) -> _Seat:
+    def begin(self) -> _Seat:
         box = _Seat(self.spec)
-        box.prepare(self._image, self._pin, self._plan)
+        box.prepare(self.image, self._pin, self._plan)
         return box
 
     def _fill(self) -> None:
         while not self._closed and len(self._waiting) < self.size:
             while len(self._begun) < _AHEAD:
-                self._begun.append(self._begin())
+                self._begun.append(self.begin())
             box = self._begun.popleft()
             try:
                 box.take(self._node)
@@ -125,14 +125,14 @@ class _Seats(Pool):
 
     def lend(self) -> _Seat:
         """One of them; the caller leaves it. Errors: those of a start, ``ZygoteLost``"""
-        while (box := self._next()) is not None:
+        while (box := self.next()) is not None:
             if isinstance(box, _Seat) and box.sound:
                 self._refill()
                 return box
             box.__exit__(None, None, None)
         box = None
         try:
-            box = self._begin()
+            box = self.begin()
             self._refill()
             box.take(self._node)
         except BaseException as error:
@@ -205,7 +205,7 @@ class Node:
 
     def __enter__(self) -> Node:
         try:
-            self._begin()
+            self.begin()
         except BaseException:
             self._opened.close()
             raise
@@ -238,17 +238,17 @@ class Node:
         fit = [branch.best(needs) for branch in self.branches if not branch._closed and {*branch.preload} <= needs]
         return max((self, *fit), key=lambda node: len(node.modules))
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         if self.parent is None:
-            self._image = find_image(self.spec.image)
-            self._pin = pins(self._image, self._opened)
-            idmap = plans.idmap_of(self.spec, self._image)
+            self.image = find_image(self.spec.image)
+            self._pin = pins(self.image, self._opened)
+            idmap = plans.idmap_of(self.spec, self.image)
             user = own_namespace(idmap)
             self._opened.callback(os.close, user)
-            self._family = plans.Family(self.spec, self._image, user)
+            self._family = plans.Family(self.spec, self.image, user)
             above = -1
         else:
-            self._image, self._pin, self._family = self.parent._image, self.parent._pin, self.parent._family
+            self.image, self._pin, self._family = self.parent.image, self.parent._pin, self.parent._family
             above = self.parent._space
         spec = copied(self.spec, argv=("true",), entrypoint=())
         box = WaitingSandbox(spec, labels=self._labels)
@@ -259,7 +259,7 @@ class Node:
             here.callback(os.close, output)
             here.callback(os.close, printed)
             self._control = self._opened.enter_context(ours)
-            box.prepare(self._image, self._pin, lambda grouped: self._family.zygote(has_cgroup=grouped, above=above))
+            box.prepare(self.image, self._pin, lambda grouped: self._family.zygote(has_cgroup=grouped, above=above))
             self._opened.push(box)
             self._box = box
             assert box.plan is not None
@@ -280,7 +280,7 @@ class Node:
             ours.settimeout(_PATIENCE)
             self._send([json.dumps(first).encode()], ())
             self._await_ready(output)
-        self._seats = _Seats(self, self._size, self._image, self._pin)
+        self._seats = _Seats(self, self._size, self.image, self._pin)
         self._opened.callback(self._seats.close)
         self._seats._refill()
 
@@ -300,8 +300,8 @@ class Node:
         script = Path(__file__).with_name("inside.py").read_text("utf-8")
         argv = ("python3", "-c", script + "\nmain()\n")
         try:
-            box.give(copied(box.spec, argv=argv, entrypoint=()), self._image, stdio)
-            box.await_program(self._image)
+            box.give(copied(box.spec, argv=argv, entrypoint=()), self.image, stdio)
+            box.await_program(self.image)
         except CommandNotFound as error:
             hint = "use an image with Python, such as python:3.12-slim; its directory must be in the image's PATH"
             raise ZygoteError(f"the image {self.spec.image} has no python3", subject=self.spec.image, hint=hint) from error

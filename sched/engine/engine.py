@@ -270,11 +270,11 @@ class Engine:
         caller: Caller,
         specs: Sequence[Any],
         array: int | None,
-        place: tuple[int, int] = (0, 0),
+        in_array: tuple[int, int] = (0, 0),
         gang: bool = False,
         turn: Callable[[], Awaitable[None]] = next_round,
     ) -> list[int]:
-        """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``place``: their place in an
+        """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``in_array``: their place in an
         older array, see ``NewJob``. ``gang``: they start together, or not at all. ``turn``: awaited between pieces of
         work; for a request, until it is its user's."""
         if gang and array is not None:
@@ -286,7 +286,7 @@ class Engine:
         count = len(specs) if array is None else array
         self.admission.refuse_too_many(caller, self.per_user, count)
         with self.per_user.coming(caller.uid, count, 0):
-            new = await admitted(self, caller, specs, turn, array=array is not None, place=place, gang=gang)
+            new = await admitted(self, caller, specs, turn, array=array is not None, in_array=in_array, gang=gang)
             if array is not None and array * len(new[0].options.after) > MOST_NAMED:
                 hint = "let one job wait for them, and the array for that job"
                 raise BadInput(

@@ -40,7 +40,8 @@ def create(
 ) -> NetworkInfo:
     """Make a network. ``subnets``: one of IPv4, one of IPv6, or one of each, ``10.20.0.0/24``; left out: free ones are chosen.
     ``gateways``: the host's own address in each, left out: the first one. ``mtu``: bytes of a packet. ``internal``: nothing on it leads
-    out. ``isolated``: those on it do not reach one another. ``BadInput`` for a name that is taken, or a subnet that is in use."""
+    out. ``isolated``: those on it do not reach one another. ``BadInput`` for a name that is taken, or a subnet that is in use;
+    ``Unsupported`` without root."""
     from dockless.sandbox.run import networks
 
     return networks.create(

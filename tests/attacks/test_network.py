@@ -206,7 +206,7 @@ def test_what_is_sent_to_many_is_not_for_the_host(world, place, hears):
     with world.host.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening, from_.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
         listening.bind(("0.0.0.0", 5353))
         listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("224.0.0.251") + socket.inet_aton(GATEWAY4))
-        listening.settimeout(0.3)
+        listening.settimeout(10 if hears else 0.3)
         sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         for to in ("224.0.0.251", "10.113.2.255", "255.255.255.255"):
             sending.sendto(MARK, (to, 5353))
@@ -222,6 +222,23 @@ def test_what_is_sent_to_many_is_not_for_the_host(world, place, hears):
                 sending.sendto(MARK, (to, 5006))
         reach(world.host, GATEWAY6, 5006, "udp")
         assert (len(service.asked) > 1) == hears
+
+
+@pytest.mark.parametrize(("place", "hears"), [("mallory", True), ("guest", False), ("closed", False)])
+def test_nor_for_others_where_the_host_forwards_it(world, place, hears):
+    """A host that forwards what is sent to all of another subnet; one that forwards to groups is asked the same way."""
+    world.host.sysctl(ipv4__conf__all__bc_forwarding=1, ipv4__conf__dl2__bc_forwarding=1)
+    from_ = getattr(world, place)
+    with world.outside.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening, from_.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+        listening.bind(("0.0.0.0", 5354))
+        listening.settimeout(10 if hears else 0.3)
+        sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sending.sendto(MARK, ("192.0.2.255", 5354))
+        if hears:
+            assert listening.recv(2048) == MARK
+        else:
+            with pytest.raises(TimeoutError):
+                listening.recv(2048)
 
 
 def test_discovery_is_no_way_out(world):

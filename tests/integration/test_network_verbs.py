@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ import dockless
 from dockless import aio, networks
 from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, NotPermitted, SandboxGone, UnknownNetwork, Unsupported
+from dockless.sandbox.network.model import Endpoint
+from dockless.sandbox.run import networks as sandbox_networks
 
 pytestmark = requires("bridge")
 PYTHON = "/usr/bin/python3"
@@ -259,6 +262,20 @@ def test_who_reaches_the_host(say, options, reaches):
         if not reaches:
             socket.create_connection(("127.0.0.1", 7777)).close()
         answered.exception(20)
+
+
+def test_without_root(monkeypatch):
+    networks.create("a", subnets="10.20.0.0/24")
+    box = start(id="web", network="a")
+    found = box.inner
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 1001)
+        with pytest.raises(Unsupported, match="network b needs root"):
+            networks.create("b")
+        for change in (lambda: sandbox_networks.connect(found, Endpoint("bridge")), lambda: sandbox_networks.disconnect(found, "a")):
+            with pytest.raises(Unsupported, match="root alone changes the networks"):
+                change()
+    assert [one["name"] for one in box.inspect()["networks"]] == ["a"]
 
 
 def test_awaited():

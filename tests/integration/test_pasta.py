@@ -19,6 +19,8 @@ pytestmark = requires("pasta")
         "not_traced",
         "names",
         "only_allowed",
+        "chosen",
+        "for_root",
         "host_gateway",
         "refusals",
         "missing",

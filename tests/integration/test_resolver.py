@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from support.dns_peers import AAAA, HTTPS, PTR, TXT, Upstream, parsed, question, received
+from support.dns_peers import AAAA, HTTPS, PTR, TXT, Place, Upstream, parsed, question, received
 from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
 from support.requires import requires
 
-from dockless.sandbox.network.residents import Residents, packed
+from dockless.base import records
+from dockless.sandbox.network.model import Network
+from dockless.sandbox.network.residents import Residents, Watches, packed
 
 pytestmark = requires("root", "netns")
 
@@ -86,14 +91,15 @@ def test_thousands_of_leases_that_change_at_once_are_all_read(served, changes):
     with served.place.host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.ExitStack() as opened:
         leases = os.open(directory, os.O_RDONLY)
         opened.callback(os.close, leases)
-        residents = Residents(served.place.network, leases, asking)
-        opened.callback(residents.close)
+        watches = Watches()
+        opened.callback(watches.close)
+        residents = Residents(served.place.network, leases, asking, watches)
         files = [opened.enter_context((directory / name).open("wb", buffering=0)) for name in ("x", "y")]
         for number in range(changes):
             files[number % 2].write(b" ")
         for number in range(3000):
             served.place.lease(f"10.77.{10 + number // 250}.{number % 250}", f"n{number}")
-        residents.refresh()
+        watches.refresh()
         one = residents.at(packed(ONE))
         assert one is not None and all(residents.named((b"n%d" % number,), one) for number in range(3000))
 
@@ -154,6 +160,73 @@ def test_very_many_neighbours_with_one_name_need_a_connection(served):
     assert len(served.ask("all", room=4096).records) == 100
     said = served.ask("all", stream=True)
     assert not said.cut and len(said.records) == 100
+
+
+# ---- on other networks of the one who asks -----------------------------------------------------------------------------------------------
+
+
+def other_network(served: Served, directory: Path, name: str = "lab", **more: bool) -> Place:
+    """A network beside that of ``served``, of which only the leases are there."""
+    made = Place(Network(name, ("10.88.0.0/16",), ("10.88.0.1",), "lo", **more), directory / name, served.place.host)
+    (directory / "home" / name).mkdir(parents=True)
+    (directory / "home" / name / "network.json").write_text(json.dumps(records.plain(made.network)))
+    (directory / name / "leases").mkdir(parents=True)
+    return made
+
+
+def test_who_is_on_another_network_as_well_finds_its_names(served, tmp_path):
+    served.place.lease(OTHER, "two")
+    assert served.ask("db").code == 3
+    lab = other_network(served, tmp_path)
+    lab.lease("10.88.0.9", "db")
+    assert served.ask("db").code == 3  # it is not on it yet
+    lab.lease("10.88.0.5", "one", inode=int(ip_address(ONE)))
+    assert served.ask("db").texts == served.ask("db.lab").texts == ["10.88.0.9"]
+    assert served.ask("9.0.88.10.in-addr.arpa", PTR).texts == ["db"]
+    assert served.ask("one").texts == [ONE]  # of the first network
+    assert served.ask("db", source=OTHER).code == 3 and not served.ask("9.0.88.10.in-addr.arpa", PTR, source=OTHER).texts
+    lab.lease("10.88.0.9", "db", link="gone0")
+    assert served.ask("db").code == 3
+    lab.lease("10.88.0.9", "db")
+    assert served.ask("db").texts
+    lab.leave("10.88.0.5")
+    assert served.ask("db").code == 3
+
+
+@pytest.mark.parametrize("kind", [{"isolated": True}, {"named": False}])
+def test_who_cannot_reach_others_there_does_not_find_them(served, tmp_path, kind):
+    lab = other_network(served, tmp_path, **kind)
+    lab.lease("10.88.0.9", "db")
+    lab.lease("10.88.0.5", "me", inode=int(ip_address(ONE)))
+    assert served.ask("db").code == 3 and served.ask("me").texts == ["10.88.0.5"]
+
+
+def test_a_network_that_is_made_again_is_read_again(served, tmp_path):
+    for address in ("10.88.0.9", "10.88.0.10"):
+        lab = other_network(served, tmp_path)
+        lab.lease("10.88.0.5", "one", inode=int(ip_address(ONE)))
+        lab.lease(address, "db")
+        assert served.ask("db").texts == [address]
+        shutil.rmtree(tmp_path / "lab")
+        assert served.ask("db").code == 3
+        shutil.rmtree(tmp_path / "home")
+
+
+def test_from_an_internal_network_another_one_may_lead_out(tmp_path):
+    with serving(tmp_path, internal=True) as served:
+        served.upstream.has("a.example", PUBLIC)
+        lab = other_network(served, tmp_path)
+        assert served.ask("a.example").code == 3
+        lab.lease("10.88.0.5", "one", inode=int(ip_address(ONE)))
+        assert served.ask("a.example").texts == [PUBLIC]
+
+
+def test_what_a_rule_allows_is_let_through_on_all_networks(served, tmp_path):
+    served.place.lease(OTHER, "two", egress=only("a.example"))
+    served.upstream.has("a.example", PUBLIC)
+    other_network(served, tmp_path).lease("10.88.0.6", "two", egress=only("a.example"), inode=int(ip_address(OTHER)))
+    assert served.ask("a.example", source=OTHER).texts == [PUBLIC]
+    assert served.allowed == [(OTHER, [PUBLIC], 300), ("10.88.0.6", [PUBLIC], 300)]
 
 
 # ---- all others --------------------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def pid_of(net: Place) -> int:
         time.sleep(0.002)
 
 
-def test_it_answers_and_is_started_once(net):
+def test_it_answers_and_is_started_once(net, monkeypatch):
+    tests = Path(__file__).parent
+    monkeypatch.syspath_prepend(tests)
     net.lease(ONE, "one")
     ensure(net)
     assert net.ask(ONE, "one").texts == [ONE]  # whoever asks before it is there waits
@@ -70,7 +72,10 @@ def test_it_answers_and_is_started_once(net):
     links = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
     assert links.pop(0) == links.pop(1) == "/dev/null" and links.pop(2).endswith(resolver.LOG)
     assert links.pop(3).endswith(resolver.LOCK) and links.pop(4).endswith("leases")
+    assert links.pop(7) == str(net.directory.parent)
     assert sorted(link.partition(":")[0] for link in links.values()) == ["anon_inode"] * 2 + ["socket"] * (2 + 2 * len(GATEWAYS))
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    assert words[1:4] == [b"-I", b"-S", b"-c"] and len(words) == 8 and str(tests).encode() not in words
     assert Path(f"/proc/{pid}/environ").read_bytes() == b"" and os.readlink(f"/proc/{pid}/cwd") == "/"
     assert net.ask(ONE, "one", stream=True).texts == [ONE]
     assert not (net.directory / resolver.LOG).read_text()

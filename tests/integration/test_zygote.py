@@ -27,6 +27,11 @@ MODULES = {
     "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='worker').start()\n",
     "native": "import _thread, time\n_thread.start_new_thread(time.sleep, (1000,))\n",
     "shared": "import mmap\nkept = mmap.mmap(-1, 4096)\n",
+    "readable": (
+        "import mmap\nwith open('/tmp/kept', 'w+b') as file:\n    file.truncate(4096)\n"
+        "    kept = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)\n"
+    ),
+    "harmless": "import mmap\nwith open('/opt/slow.py', 'rb') as file:\n    kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n",
     "broken": "print('said this')\nraise RuntimeError('as it is')\n",
     "dies": "import os, sys\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)\n",
     "opens": "import os\nkept = os.open('/', os.O_RDONLY)\nother = os.pipe()\n",
@@ -162,12 +167,18 @@ def _processes(argument: bytes) -> list[str]:
     ("threads", "threads are running after the imports: worker", ""),
     ("native", "threads are running after the imports: python3", ""),
     ("shared", "memory is shared after the imports", ""),
+    ("readable", "memory is shared after the imports: /tmp/kept", ""),  # a call could make it writable, mprotect(2)
 ])  # fmt: skip
 def test_what_cannot_be_preloaded_is_said(image, preload, message, note):
     with pytest.raises(ZygoteError, match=message) as caught, Zygote(image, ["json", preload]):
         pass
     assert caught.value.hint
     assert note in "".join(getattr(caught.value, "__notes__", ()))
+
+
+def test_a_file_that_is_mapped_to_be_read_is_no_shared_memory(image):
+    with Zygote(image, ["harmless"], size=1) as zygote:
+        assert zygote.run_code("import harmless\nharmless.kept[:6]").value == b"import"
 
 
 def test_a_module_that_kills_its_zygote_is_said(image):
@@ -232,7 +243,7 @@ def test_sandboxes_that_end_while_the_zygote_forks_into_them_do_it_no_harm(image
     with Zygote(image, size=1) as zygote:
         seats = zygote._node._seats
         for _ in range(20):
-            box = seats._begin()
+            box = seats.begin()
             box.take(zygote._node)
             seats.end(box)
         assert zygote.run_code("1").value == 1

@@ -15,9 +15,10 @@ from support.dns_peers import A, Place, Said, Upstream, place
 
 from dockless.errors import NetworkError
 from dockless.sandbox.network import name_server
+from dockless.sandbox.network.elsewhere import Elsewhere
 from dockless.sandbox.network.model import Egress, Lease, Rule
 from dockless.sandbox.network.name_server import NameServer
-from dockless.sandbox.network.residents import Residents
+from dockless.sandbox.network.residents import Residents, Watches
 from dockless.sandbox.network.upstreams import NameServers
 
 ONE, OTHER, THIRD = "10.77.0.5", "10.77.0.6", "10.77.0.7"
@@ -57,9 +58,14 @@ def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "na
         (directory / "resolv.conf").write_text(servers(upstream.port))
         asking = made.host.open(socket.AF_INET, socket.SOCK_DGRAM)
         leases = os.open(made.directory / "leases", os.O_RDONLY)
-        residents = Residents(made.network, leases, asking)
+        watches = Watches()
+        residents = Residents(made.network, leases, asking, watches)
         resolv = NameServers(str(directory / "resolv.conf"), upstream.port)
-        server = NameServer(made.network, residents, resolv, allow=known.allow, say=known.lines.append, swept=known.dead.extend)
+        running = os.open(directory, os.O_RDONLY)
+        elsewhere = Elsewhere(running, directory / "home", "web", asking, watches)
+        server = NameServer(
+            made.network, residents, elsewhere, watches, resolv, allow=known.allow, say=known.lines.append, swept=known.dead.extend
+        )
         with contextlib.ExitStack() as opened:
             for gateway in made.network.gateways:
                 family = socket.AF_INET6 if ":" in gateway else socket.AF_INET
@@ -79,6 +85,9 @@ def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "na
                 assert not thread.is_alive()
                 server.close()
                 residents.close()
+                elsewhere.close()
+                watches.close()
+                os.close(running)
                 os.close(leases)
                 asking.close()
         assert not [line for line in known.lines if "Error" in line and "no such table" not in line]

@@ -1,4 +1,4 @@
-"""A host of its own for sandboxes of an ordinary user: network, mount and PID namespaces in which she is user 1001, with a network beside it.
+"""A host of its own for sandboxes of an ordinary user: network, mount and PID namespaces in which she is user 1001, and another host.
 
 ::
 
@@ -56,13 +56,28 @@ exec unshare --user --map-user=1001 --map-group=1001 -- "$PYTHON" -m support.pas
 def run(home: Path, case: str, *, network: bool = True, resolv_conf: str = "nameserver 127.0.0.53") -> None:
     """One case, in a host of its own. ``network``: it has one."""
     root = os.geteuid() == 0
-    command = ["unshare", *(() if root else ("--user", "--map-root-user")), "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command = [
+        "unshare",
+        *(() if root else ("--user", "--map-root-user")),
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]
     words = {
         "REAL_ROOT": "yes" if root else "no", "NETWORK": "yes" if network else "no", "RESOLV_CONF": resolv_conf, "PLACE": str(home),
         "PYTHON": sys.executable, "FAR": str(FAR), "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONSAFEPATH": "1",
         "DOCKLESS_HOME": str(home), "HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     }  # fmt: skip
     done = subprocess.run(
-        [*command, "sh", "-c", _SETUP, "sh", case], env=words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
+        [*command, "sh", "-c", _SETUP, "sh", case],
+        env=words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, f"{case}:\n{done.stdout}\n{done.stderr}"

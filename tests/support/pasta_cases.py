@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-
 import subprocess
 import sys
 import time
@@ -19,7 +18,9 @@ from support.pasta_far import ask
 import dockless
 from dockless.base import idmaps
 from dockless.errors import AddressTaken, BadInput, DocklessError, NetworkError, Unsupported
-from dockless.sandbox.network import pasta
+from dockless.sandbox.network import pasta, records
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.model import Network
 from dockless.sandbox.spec import Mount
 
 FAR4, FAR6, HOST4, HOST6 = "198.51.100.7", "2001:db8:9::7", "203.0.113.2", "2001:db8:1::2"
@@ -87,7 +88,15 @@ def out_and_back() -> None:
         f"tcp {HOST4}", f"udp {HOST4}", f"tcp {HOST6}", f"udp {HOST6}",
     ]  # fmt: skip
     echoes = ["echo/0.0.0.0/8000", "echo/0.0.0.0/8010", "echo/0.0.0.0/8011", "echo/::/8020"]
-    published = ["5000:8000", "5000:8000/udp", "5010-5011:8010-8011", "5010-5011:8010-8011/udp", "5020:8020", "5020:8020/udp", "127.0.0.1:5030:8000"]
+    published = [
+        "5000:8000",
+        "5000:8000/udp",
+        "5010-5011:8010-8011",
+        "5010-5011:8010-8011/udp",
+        "5020:8020",
+        "5020:8020/udp",
+        "127.0.0.1:5030:8000",
+    ]
     with serving(*echoes, publish=published):
         for port in (5000, 5010, 5011):
             for protocol in ("tcp", "udp"):
@@ -111,7 +120,6 @@ def far_asks(protocol: str, address: str, port: int) -> str:
 
 def host_is_closed() -> None:
     """The attack: what listens on the host's loopback is not for a sandbox, by whatever address."""
-    said(["true"])
     gateway = pasta_gateway()
     for protocol in ("tcp", "udp"):
         assert ask(protocol, "127.0.0.1", 9000).startswith(protocol), "it does listen"
@@ -121,9 +129,11 @@ def host_is_closed() -> None:
 
 
 def pasta_gateway() -> str:
-    from dockless.sandbox.network import records
+    return pasta_network().gateways[0]
 
-    return records.find("bridge").gateways[0]
+
+def pasta_network() -> Network:
+    return records.find_or_make("bridge", Host())
 
 
 def untrusted_and_the_host() -> None:
@@ -194,8 +204,9 @@ for pid in filter(str.isdecimal, os.listdir('/processes')):
     place = pathlib.Path('/processes', pid)
     if place.joinpath('cmdline').read_bytes().startswith(b'/usr/bin/pasta\\0'):
         for reading in (
-            lambda: place.joinpath('environ').read_bytes(), lambda: place.joinpath('maps').read_bytes(), lambda: os.open(place / 'fd/0', os.O_RDONLY),
-            lambda: os.stat(place / 'root' / 'etc'), lambda: os.open(place / 'ns/net', os.O_RDONLY), lambda: os.open(place / 'mem', os.O_RDWR),
+            lambda: place.joinpath('environ').read_bytes(), lambda: place.joinpath('maps').read_bytes(),
+            lambda: os.open(place / 'fd/0', os.O_RDONLY), lambda: os.stat(place / 'root' / 'etc'),
+            lambda: os.open(place / 'ns/net', os.O_RDONLY), lambda: os.open(place / 'mem', os.O_RDWR),
         ):
             try:
                 print('read', reading())
@@ -219,7 +230,9 @@ def names() -> None:
 
 
 def only_allowed() -> None:
-    answers = inside(("tcp", FAR4, 7000), ("tcp", FAR6, 7000), ("tcp", "203.0.113.1", 7000), ("tcp", HOST4, 9000), allow_out=["198.51.100.0/24"])
+    answers = inside(
+        ("tcp", FAR4, 7000), ("tcp", FAR6, 7000), ("tcp", "203.0.113.1", 7000), ("tcp", HOST4, 9000), allow_out=["198.51.100.0/24"]
+    )
     assert answers[0] == f"tcp {HOST4}"
     assert all(answer.startswith("error") for answer in answers[1:]), answers
     for refused in ("pypi.org", "198.51.100.0/24:443"):
@@ -227,6 +240,36 @@ def only_allowed() -> None:
             dockless.run(["true"], network="bridge", allow_out=[refused])
     with raises(Unsupported, "NET_ADMIN", "drop"):
         dockless.run(["true"], network="bridge", allow_out=["198.51.100.0/24"], cap_add=["NET_ADMIN"])
+
+
+def chosen() -> None:
+    """An address and a MAC of its own choice."""
+    place = pasta_network()
+    own = place.gateways[0].rpartition(".")[0] + ".77"
+    words = ["sh", "-c", "cat /sys/class/net/eth0/address /proc/net/fib_trie"]
+    options = {"network": f"bridge:ip={own},mac=02:00:00:00:00:77", "capture_output": True, "text": True, "check": True}
+    found = dockless.run(words, **options).stdout
+    assert found.startswith("02:00:00:00:00:77\n") and f"-- {own}\n" in found
+    source = f"import sys; sys.path.insert(0, '/'); from far import ask; print(ask('tcp', {FAR4!r}, 7000), ask('udp', {FAR6!r}, 7000))"
+    assert dockless.run(["python3", "-c", source], mounts=[BIND], **options).stdout == f"tcp {HOST4} udp {HOST6}\n"
+    with raises(BadInput, "is no address for a sandbox on network bridge", "its subnets are"):
+        dockless.run(["true"], network="bridge:ip=192.0.2.7")
+
+
+def for_root() -> None:
+    """What a user cannot have is told, with the next step; her record of the default network she can remove."""
+    with raises(Unsupported, "network lab needs root", "--network bridge"):
+        dockless.networks.create("lab")
+    box = dockless.start(["sleep", "1000"], network="bridge")
+    try:
+        with raises(Unsupported, "runs, and root alone changes the networks of one that does", f"dockless stop {box.id}"):
+            dockless.networks.disconnect("bridge", box.id)
+        with raises(Unsupported, f"the network of sandbox {box.id} can be entered by root alone", "dockless exec"):
+            dockless.run(["true"], network=f"container:{box.id}")
+    finally:
+        box.inner.remove()
+    dockless.networks.remove("bridge")
+    assert not records.every()
 
 
 def host_gateway() -> None:
@@ -239,8 +282,11 @@ def refusals() -> None:
         for taken in ("5000:80", "5001:80/udp", "127.0.0.1:5000:80", "4999-5002:80-83"):
             with raises(AddressTaken, "of the host is in use", "publish another"):
                 dockless.run(["true"], network="bridge", publish=[taken])
-    with serving("echo/0.0.0.0/8000", publish=["5000:8000"]):
-        assert ask("tcp", "127.0.0.1", 5000).startswith("tcp"), "at once again, although its connections are still known"
+    for _ in range(5):
+        with serving("echo/0.0.0.0/8000", publish=["5000:8000"]) as box:
+            assert ask("tcp", "127.0.0.1", 5000).startswith("tcp"), "at once again, although its connections are still known"
+            box.restart(grace=0)
+            until(lambda: ask("tcp", "127.0.0.1", 5000).startswith("tcp"))
     with raises(NetworkError, "port 80/tcp of the host cannot be had", "1024"):
         dockless.run(["true"], network="bridge", publish=["80:80"])
     with raises(BadInput, "9.9.9.9 is no address of this host", ""):
@@ -271,6 +317,20 @@ def ends_with_its_sandbox() -> None:
         until(lambda: not pastas())
         until(lambda: not programs("dockless pasta of"))
         box.inner.remove()
+    dockless.run(["true"], network="none")
+    with dockless.start(["true"], network="bridge") as box:
+        box.wait()
+    until(lambda: len(zombies()) <= 1)  # the last one's, until the next start
+
+
+def zombies() -> list[str]:
+    """Children of ours that have ended and that nobody has waited for."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            found += [str(stat)] if state == "Z" and int(parent) == os.getpid() else []
+    return found
 
 
 def keeper_of(box: dockless.Sandbox) -> int:

@@ -1,4 +1,4 @@
-"""What answers beside a sandbox: ``echo/ADDRESS/PORT`` says by tcp and udp who asked, ``ask/ADDRESS/PORT`` asks others for whoever connects."""
+"""What answers beside a sandbox: ``echo/ADDRESS/PORT`` says by tcp and udp who asked, ``ask/ADDRESS/PORT`` asks others for its callers."""
 
 from __future__ import annotations
 

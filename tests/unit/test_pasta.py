@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,10 @@ NETWORK = Network("bridge", ("10.113.0.0/20", "fd13::/64"), ("10.113.0.1", "fd13
 NET_ADMIN, NET_RAW, SYS_PTRACE = 1 << 12, 1 << 13, 1 << 19
 
 
-def command(found=OLD, way=WayOut((4, 6)), addresses=BOTH, ports=(), asked=(4,)):
+LEADS_OUT = WayOut((4, 6))
+
+
+def command(found=OLD, way=LEADS_OUT, addresses=BOTH, ports=(), asked=(4,)):
     return pasta.arguments(found, way, addresses, ports, asked)
 
 
@@ -36,7 +40,7 @@ def test_nothing_leads_to_the_hosts_loopback_with_any_version():
 def test_ports_as_pasta_writes_them():
     ports = (Port(80, 8080), Port(9000, 5000, "udp", "127.0.0.1", 10), Port(22, 22, address="::1"))
     words = command(ports=ports)
-    told = list(zip(words, words[1:], strict=False))
+    told = list(itertools.pairwise(words))
     assert [value for option, value in told if option == "--tcp-ports"] == ["8080:80", "::1/22:22"]
     assert [value for option, value in told if option == "--udp-ports"] == ["127.0.0.1/5000-5009:9000-9009"]
 
@@ -149,7 +153,9 @@ def test_its_options_are_read_once_for_each_program(tmp_path, monkeypatch):
     monkeypatch.setattr(pasta, "_TUN", "/dev/null")
     started = []
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *words, **more: started.append((words[0], more["env"], more["cwd"])) or run(*words, **more))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *words, **more: started.append((words[0], more["env"], more["cwd"])) or run(*words, **more)
+    )
     assert pasta.installed().options == {"--some-option", "--another"}
     assert pasta.installed() is pasta.installed()
     assert started == [([path, "--help"], {}, "/")], "with nothing of the caller's"

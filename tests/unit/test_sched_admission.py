@@ -10,13 +10,14 @@ from support.quotas import limits
 
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
-from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork
+from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
 from dockless.sandbox.network import records
 from dockless.sandbox.network.model import Endpoint, Port
 from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.admission.gang_admission import check_network
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
@@ -227,8 +228,11 @@ def test_a_network_that_is_not_there_is_told_at_once(home, as_root):
             desk().admit(caller, on(Endpoint("lab")))
 
 
-def test_a_users_own_daemon_connects_no_jobs(home, monkeypatch):
+def test_a_users_own_daemon_has_the_default_network_alone(home, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
-    with pytest.raises(Refused, match="only root's daemon"):
-        desk().admit(ANN, on())
-    assert desk().admit(ANN, JobSpec(Spec(("true",), network="host")))
+    with pytest.raises(Refused, match="network lab needs root's daemon"):
+        desk().admit(ANN, on(Endpoint("lab")))
+    assert desk().admit(ANN, on(ports=(Port(80, 8080),))) and desk().admit(ANN, JobSpec(Spec(("true",), network="host")))
+    with pytest.raises(Unsupported, match="share one loopback"):
+        check_network(on().spec)
+    check_network(Spec(("true",)))

@@ -22,7 +22,7 @@ ONE = Config(cpu_jobs=1)
 
 @pytest.mark.parametrize(
     ("value", "count"),
-    [("text", 1), (7, 1), ([], 1), ({}, 1), (["a", "b"], 3), ({"a": 1}, 2), ({"env": [["a", "b"], ["c", "d"]]}, 8)],
+    [("text", 1), (7, 1), ([], 1), ({}, 1), (["a", "b"], 3), ({"a": 1}, 3), ({"env": [["a", "b"], ["c", "d"]]}, 9)],
 )
 def test_each_value_counts_and_so_does_what_it_is_in(value, count):
     assert count_values(value) == count
@@ -41,12 +41,19 @@ def test_no_more_is_counted_than_is_too_much():
 
 
 @pytest.mark.parametrize(
-    ("values", "turns"),
-    [([1, 1, 1, 1, 1], ["11", "11", "1"]), ([60, 60, 10], ["6", "61"]), ([500], ["5"]), ([500, 1, 500], ["5", "1", "5"])],
+    ("words", "turns"),
+    [
+        ([1, 1, 1, 1, 1], ["xx", "xx", "x"]),
+        ([60, 60, 10], ["x", "xx"]),
+        ([500], ["x", "admitted"]),
+        ([500, 1, 500], ["x", "x", "x", "admitted"]),
+    ],
 )
-def test_a_turn_has_some_jobs_or_some_values(monkeypatch, values, turns):
+def test_a_turn_has_some_jobs_or_some_values(monkeypatch, words, turns):
+    """What is done with a large one after it has been read is a turn of its own."""
     monkeypatch.setattr(amounts, "JOBS_A_TURN", 2)
     monkeypatch.setattr(amounts, "VALUES_A_TURN", 100)
+    monkeypatch.setattr(amounts, "read", lambda *given: seen.append("x"))
     seen = []
 
     async def turn():
@@ -54,18 +61,19 @@ def test_a_turn_has_some_jobs_or_some_values(monkeypatch, values, turns):
 
     async def play_it():
         it = Turns(turn)
-        for one in values:
-            await it.before(one)
-            seen.append(str(one)[0])
+        for count in words:
+            await it.read({"spec": {"argv": ["word"] * count}})
 
     asyncio.run(play_it())
+    if words[-1] > 100:
+        seen.append("admitted")
     assert "".join(seen).split() == turns
 
 
 @pytest.mark.parametrize("gang", [False, True])
 def test_a_job_of_too_many_values_is_refused_before_it_is_read(tmp_path, monkeypatch, gang):
     async def story(desk):
-        monkeypatch.setattr(admitting, "read", lambda *given: pytest.fail("it is read"))
+        monkeypatch.setattr(amounts, "read", lambda *given: pytest.fail("it is read"))
         job = JobSpec(Spec(argv=("true",), env=(("A", "b"),) * MOST_VALUES), role="a" if gang else "")
         await desk.refused(BadInput, ANN, lambda queue: queue.submit_gang([job]) if gang else queue.submit(job))
 

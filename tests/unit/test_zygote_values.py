@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import json
 import math
+import sys
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from dockless import HealthCheck, Zygote
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
+from dockless.sandbox.zygote import inside
 from dockless.sandbox.zygote.answers import Said, names, texts, value_of
 from dockless.sandbox.zygote.inside import DEPTH, Unencodable, decode, encode
 
@@ -167,3 +171,12 @@ def test_what_no_call_could_be_held_in_is_unsupported(options):
 
     with pytest.raises(Unsupported):
         plans.check(Zygote("host", **options).spec)
+
+
+def test_what_runs_inside_is_python_of_3_8_and_its_standard_library():
+    text = Path(inside.__file__).read_text()
+    tree = ast.parse(text, feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+    assert len(text.encode()) < 100_000  # an argument of a program: execve(2)

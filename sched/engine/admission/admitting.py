@@ -8,14 +8,12 @@ from copy import copy
 
 from dockless.base.dataclass import replace
 from dockless.base.findings import MOST, Findings
-from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
-from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns, check_values
+from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns
 from dockless.sched.engine.waiting.aside import name_whole_arrays, refused
-from dockless.sched.jobs import JobSpec
 from dockless.sched.parsing import NONE_QUEUED, is_label, place_in_list
 from dockless.sched.store.queue import NewJob
 
@@ -36,17 +34,17 @@ async def admitted(
     turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
-    place: tuple[int, int] = (0, 0),
+    in_array: tuple[int, int] = (0, 0),
     gang: bool = False,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises all that is wrong with them. ``turn``, ``array``, ``place``, ``gang``: as in
+    """The jobs, given as plain JSON values. Raises all that is wrong with them. ``turn``, ``array``, ``in_array``, ``gang``: as in
     ``Engine.submit``."""
     wrong = Findings(NONE_QUEUED if len(specs) > 1 else "")
     if gang:
         return await _gang(engine, caller, specs, turn, wrong)
-    new = await of_list(engine, caller, specs, turn, wrong, len(specs), in_array=array or place[0] > 0)
+    new = await of_list(engine, caller, specs, turn, wrong, len(specs), of_array=array or in_array[0] > 0)
     wrong.refuse()
-    return [replace(job, place=place) for job in new] if place[0] else new
+    return [replace(job, in_array=in_array) for job in new] if in_array[0] else new
 
 
 async def of_list(
@@ -58,15 +56,14 @@ async def of_list(
     count: int,
     *,
     before: int = 0,
-    in_array: bool = False,
+    of_array: bool = False,
 ) -> list[NewJob]:
     """Those of the jobs with which nothing is wrong; else it is noted, and raised where that is enough. ``before``: how many jobs of the
     same submit, of ``count``, have been here."""
     new, refusals, turns = dict[int, NewJob](), dict[int, DocklessError](), Turns(turn)
     for index, plain in enumerate(specs):
         try:
-            await turns.before(check_values(plain, "job"))
-            job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
+            job = engine.admission.admit(caller, await turns.read(plain), of_array)
             if job.options.role:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             new[index] = job
@@ -101,8 +98,7 @@ async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Call
     for index, plain in enumerate(specs):
         refusal = None
         try:
-            await turns.before(check_values(plain, "job"))
-            asked = read(JobSpec, plain, "job")
+            asked = await turns.read(plain)
             if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
                 known.append(asked.spec)

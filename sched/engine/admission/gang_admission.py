@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
@@ -32,6 +33,9 @@ def check_network(spec: Spec) -> None:
     if spec.network.startswith(CONTAINER):
         hint = "leave --network out, or name networks that it is on besides"
         raise Unsupported("jobs that start together have a network of their own, not another sandbox's", subject="network", hint=hint)
+    if spec.network == "private" and os.geteuid() != 0:
+        hint = "leave --network out, or take the host's in all roles"
+        raise Unsupported("without root, jobs that start together share one loopback and are on no network", subject="network", hint=hint)
     check_shared_network(spec)
 
 

@@ -16,13 +16,16 @@ FIRST_PORT = 1024
 
 
 def check(caller: Caller, spec: Spec) -> None:
-    """``UnknownNetwork`` for one that is not there; ``NotPermitted``; ``Refused`` where this daemon has no networks."""
+    """``UnknownNetwork`` for one that is not there; ``NotPermitted``; ``Refused`` where this daemon has no such networks."""
     if spec.network in ("none", "host"):
         return
-    if os.geteuid() != 0:
-        raise Refused("only root's daemon connects jobs to networks", subject="network", hint="leave --network out, or take the host's")
-    from dockless.sandbox.network import records
     from dockless.sandbox.network.model import DEFAULT
+
+    if os.geteuid() != 0:
+        if other := next((one.network for one in spec.endpoints if one.network != DEFAULT), ""):
+            raise Refused(f"network {other} needs root's daemon", subject="network", hint=f"an ordinary user's has --network {DEFAULT}")
+        return
+    from dockless.sandbox.network import records
 
     found = [records.find(one.network) for one in spec.endpoints if one.network != DEFAULT]
     if caller.root:

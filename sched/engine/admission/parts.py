@@ -87,7 +87,7 @@ class Parts:
         if before + len(specs) > of:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
-        with engine.per_user.in_parts(caller.uid, len(specs), 0):
+        with engine.per_user.coming_in_parts(caller.uid, len(specs), 0):
             new = await of_list(engine, caller, specs, turn, self._wrong, of, before=before)
             size = sum(taken(len(job.spec), job.options) for job in new)
             engine.admission.refuse_too_large(caller, engine.per_user, size)
@@ -95,7 +95,7 @@ class Parts:
         if self._wrong.errors:
             self._drop_jobs()
         else:
-            self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
+            self._counted.enter_context(engine.per_user.coming_in_parts(caller.uid, len(new), size))
             self._new += new
         until = min(engine.loop.time() + KEPT_FOR, self._begun + KEPT_AT_MOST)
         self._too_old = engine.loop.call_at(until, self._drop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from dockless.cli.template import format_option, show
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
-    from dockless.sandbox.network.model import Lease
+    from dockless.sandbox.network.model import Port
     from dockless.sandbox.run.networks import NetworkInfo
 
 _KEYS = ("name", "label", "dangling")
@@ -205,7 +205,10 @@ def port(options: Namespace) -> int:
     box = get(options.id)
     if not box.alive:
         raise box.not_running()
-    rows = [row for lease in networks.of(box) for row in _published(lease)]
+    has = networks.of(box)
+    rows = [row for lease in has for row in _published(lease.ports, lease.addresses, lease.network)]
+    if not has and (spec := box.spec).ports:  # by pasta, which needs no lease
+        rows = [*_published(spec.ports, ("0.0.0.0", "::"), spec.endpoints[0].network)]
     if options.port is not None:
         found = re.match(r"([0-9]{1,5})(?:/(tcp|udp))?\Z", options.port)
         if found is None:
@@ -225,10 +228,10 @@ def port(options: Namespace) -> int:
     return 0
 
 
-def _published(lease: Lease) -> Iterator[dict[str, Any]]:
-    """A row for each port, and for each kind of address where it is on all of the host's."""
-    every = ["::" if ":" in address else "0.0.0.0" for address in lease.addresses]
-    for one in lease.ports:
+def _published(ports: Iterable[Port], addresses: Iterable[str], network: str) -> Iterator[dict[str, Any]]:
+    """A row for each port, and for each kind of the sandbox's addresses where it is on all of the host's."""
+    every = ["::" if ":" in address else "0.0.0.0" for address in addresses]
+    for one in ports:
         for number in range(one.count):
             for address in [one.address] if one.address else every:
                 yield {
@@ -236,5 +239,5 @@ def _published(lease: Lease) -> Iterator[dict[str, Any]]:
                     "protocol": one.protocol,
                     "address": address,
                     "outside": one.outside + number,
-                    "network": lease.network,
+                    "network": network,
                 }

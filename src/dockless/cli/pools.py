@@ -212,13 +212,15 @@ def _check_options(options: Namespace, pool: NamedPool) -> None:
         return
     values = keywords(options)
     asked = make_spec(spec.image, (), **{row.keyword: values[row.keyword] for row in given})
-    fields = {keyword.name: keyword.field for keyword in KEYWORDS}
+    fields: dict[str, list[str]] = {}
+    for keyword in KEYWORDS:
+        fields.setdefault(keyword.name, []).append(keyword.field)
     of_limits = {keyword.name: keyword.field for keyword in limits.KEYWORDS}
     for row in given:
         limit = of_limits.get(row.keyword)
         wanted, has = (asked, spec) if limit is None else (asked.limits, spec.limits)
-        field = fields[row.keyword] if limit is None else limit
-        if not field or getattr(wanted, field) != getattr(has, field):
+        filled = fields[row.keyword] if limit is None else [limit]
+        if any(not field or getattr(wanted, field) != getattr(has, field) for field in filled):
             _refuse(_flag(row), name)
 
 
