@@ -1,9 +1,9 @@
-"""Training as TensorFlow's ParameterServerStrategy does it, without TensorFlow: everything that a process knows of the others is in TF_CONFIG.
+"""Training as TensorFlow's ParameterServerStrategy does it, without TensorFlow: all that a process knows of the others is in TF_CONFIG.
 
 dockless submit examples/parameter_server.toml      # from the directory above
 
-The servers (ps) keep the parameters, a part each; the chief and the workers fetch them, and send back what they learned; the evaluator looks
-how good they are. When all workers have said so the chief ends, and with it the job.
+The servers (ps) keep the parameters, a part each; the chief and the workers fetch them, and send back what they learned; the evaluator
+looks how good they are. When all workers have said so the chief ends, and with it the job.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 class Handler(socketserver.StreamRequestHandler):
-    server: Server
-
     def handle(self) -> None:
+        assert isinstance(self.server, Server)
         self.wfile.write(json.dumps(self.server.answer(json.loads(self.rfile.readline()))).encode() + b"\n")
 
 
@@ -78,7 +77,7 @@ def send(servers: list[str], changes: list[float]) -> None:
 
 
 def loss(parameters: list[float]) -> float:
-    return sum((one - wanted) ** 2 for one, wanted in zip(parameters, WANTED))
+    return sum((one - wanted) ** 2 for one, wanted in zip(parameters, WANTED, strict=True))
 
 
 def train(servers: list[str], seed: str) -> None:
@@ -86,7 +85,7 @@ def train(servers: list[str], seed: str) -> None:
     for _ in range(STEPS):
         parameters = fetch(servers)
         data = [chance.gauss(0, 1) for _ in WANTED]
-        error = sum(x * (wanted - one) for x, wanted, one in zip(data, WANTED, parameters))
+        error = sum(x * (wanted - one) for x, wanted, one in zip(data, WANTED, parameters, strict=True))
         send(servers, [RATE * error * x for x in data])
 
 

@@ -138,7 +138,8 @@ def create(
         _check_together(chosen, host or Host())
         own = _gateways(chosen, tuple(gateways))
         network = Network(
-            name, tuple(map(str, chosen)), own, _bridge_name(name), mtu, internal, isolated, named, tuple(labels), owner, time.time(), patience
+            name, tuple(map(str, chosen)), own, _bridge_name(name), mtu, internal, isolated, named, tuple(labels), owner, time.time(),
+            patience,
         )  # fmt: skip
         with paths.writing("the record of a network", home() / name):
             new = home() / f".{name}"
