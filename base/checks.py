@@ -168,7 +168,10 @@ def _list_problem(name: str, value: object, origin: Any, inner: tuple[Any, ...])
             return f"{name} has {len(value)} parts, not {len(inner)}"
         kinds: Iterable[Any] = inner
     else:
-        kinds = [inner[0] if inner else Any] * len(value)
+        one = inner[0] if inner else Any
+        if are_sound(value, _types_of(one), pair_of(one)):
+            return None
+        kinds = [one] * len(value)
     for at, (item, one) in enumerate(zip(value, kinds, strict=True)):
         if type(item) in _types_of(one) and not _bounds_problem(name, item):
             continue
@@ -176,6 +179,26 @@ def _list_problem(name: str, value: object, origin: Any, inner: tuple[Any, ...])
         if problem:
             return problem
     return None
+
+
+def pair_of(hint: Any) -> tuple[Any, ...]:
+    """The types of the parts of a ``tuple[str, str]``; empty for what is no tuple of so many texts or numbers."""
+    origin, inner = typing.parts(hint)
+    return inner if origin is tuple and all(one in (str, int) for one in inner) else ()
+
+
+def are_sound(items: Iterable[Any], types_: tuple[type, ...], pair: tuple[Any, ...], kind: Any = tuple) -> bool:
+    """Whether all are of these types, or all are such a ``pair``, and within their bounds. The quick answer for long lists: where it is no,
+    somebody has to look which is not. ``kind``: of a pair itself."""
+    if pair:
+        return all(type(item) is kind and tuple(map(type, item)) == pair and not any(map(_is_out_of_bounds, item)) for item in items)
+    return bool(types_) and all(type(item) in types_ and not _is_out_of_bounds(item) for item in items)
+
+
+def _is_out_of_bounds(value: object) -> bool:
+    if type(value) is str and value.isascii() and "\0" not in value:
+        return False
+    return _bounds_problem("", value) is not None
 
 
 def _items_problem(name: str, value: Mapping[Any, Any], inner: tuple[Any, ...]) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, IdMapError
@@ -341,17 +341,24 @@ def _text(ranges: tuple[Range, ...]) -> str:
 
 def find_tool(name: str) -> str | None:
     """newuidmap or newgidmap: in a fixed place, root's, writable by root only, and with the right to write maps. Else None."""
+    return next((path for path, mode in _in_fixed_places(name) if mode & stat.S_ISUID or _has_file_capability(path)), None)
+
+
+def find_program(name: str) -> str | None:
+    """A program that needs no rights of its own: in a fixed place, root's, writable by root only. Else None."""
+    return next((path for path, _ in _in_fixed_places(name)), None)
+
+
+def _in_fixed_places(name: str) -> Iterator[tuple[str, int]]:
+    """Paths and modes of those that belong to root and that root alone can write to."""
     for place in _TOOL_PLACES:
         path = f"{place}/{name}"
         try:
             found = os.stat(path)
         except OSError:
             continue
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            continue
-        if found.st_mode & stat.S_ISUID or _has_file_capability(path):
-            return path
-    return None
+        if stat.S_ISREG(found.st_mode) and found.st_uid == 0 and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            yield path, found.st_mode
 
 
 def _has_file_capability(path: str) -> bool:

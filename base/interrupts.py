@@ -23,7 +23,9 @@ _current: held | None = None
 
 def _in_main_thread() -> bool:
     threading = sys.modules.get("threading")  # which takes a millisecond, and without which there is no other
-    return threading is None or threading.current_thread() is threading.main_thread()
+    return (
+        threading is None or threading.get_ident() == threading.main_thread().ident
+    )  # one that _thread began has no object, and gets none
 
 
 class held:

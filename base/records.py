@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import UnionType
 
-from dockless.base.checks import annotation, check
+from dockless.base.checks import annotation, are_sound, check, pair_of
 from dockless.base.dataclass import defaults_of, fields_of, is_dataclass
 from dockless.base.text import shown
 from dockless.base.typing import Any, TypeVar, parts
@@ -93,6 +93,9 @@ def _below(where: str, name: str) -> str:
 
 
 def _read(value: Any, hint: Any, place: str, newer: bool) -> Any:
+    if type(value) is hint:  # a text or a number
+        check(place, value, hint)
+        return value
     origin, inner = parts(hint)
     either = inner if origin is UnionType else (hint,)
     for one in either:
@@ -102,6 +105,9 @@ def _read(value: Any, hint: Any, place: str, newer: bool) -> Any:
         if isinstance(value, dict) and origin is dict:
             return {key: _read(item, inner[1], f"{place}[{shown(key)}]", newer) for key, item in value.items()}
         if isinstance(value, list) and origin in (tuple, Sequence):
+            of_all = inner[:1] if origin is not tuple or inner[-1] is Ellipsis else ()
+            if of_all and are_sound(value, (of_all[0],) if of_all[0] in (str, int) else (), pair_of(of_all[0]), list):
+                return tuple(map(tuple, value)) if pair_of(of_all[0]) else tuple(value)
             value = tuple(value)
             kinds = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(value)
             if len(kinds) == len(value):

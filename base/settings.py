@@ -16,14 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dockless.base import device_names, paths
 from dockless.base.dataclass import dataclass
-from dockless.base.findings import MOST, Findings
+from dockless.base.findings import Findings
 from dockless.base.later import re
 from dockless.base.occasions import parse
 from dockless.base.toml_lines import lines_of
@@ -201,6 +199,15 @@ SETTINGS = (
     Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("host.admin_groups", "names", (), "and the members of these groups"),
+    Setting(
+        "networks.forward",
+        "choice",
+        "no",
+        "whether dockless has this host send packets on, which networks need that lead out: no, ipv4, both (then no router tells it its"
+        " own addresses of IPv6)",
+        0,
+        ("no", "ipv4", "both"),
+    ),
     Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
     Setting(
         "notify.smtp",
@@ -277,9 +284,7 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
         found.add(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
     if values["host.own_cores"] == "yes" and values["host.numa"] != "any":
         what = f'is for numa = "any", and host.numa is {values["host.numa"]!r}: both say on which processors jobs run'
-        error = found.wrong(("host", "own_cores"), what)
-        error.hint = "leave one of them out"
-        found.add(error)
+        found.add(found.wrong(("host", "own_cores"), what, hint="leave one of them out"))
     found.refuse()
     return values
 
@@ -297,84 +302,6 @@ def check_possible(values: Mapping[str, Any]) -> None:
     if any(GROUP in source for source in values["volumes"].values()):
         hint = "leave volumes with $GROUP out"
         raise BadInput("only root's daemon can keep the groups of a user in her jobs", subject="volumes", hint=hint)
-
-
-def without_effect(path: Path | None = None) -> list[str]:
-    """One line for each user and group in the file that this host does not know, for each reservation that is over, for ``gpus.mps`` where
-    no GPU is shared so, and for each weight, the first 20, where ``queue.order`` is not fair: what is said of them has no effect. No
-    error: an account may be removed while the file stays, and time passes. ``BadInput`` as ``load``."""
-    path = paths.config_file() if path is None else path
-    values, text = load(path), text_of(path) or ""
-    users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
-    users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
-    users += [(("host", "admins"), name) for name in values["host.admins"]]
-    for name, said in values["reservations"].items():
-        users += [(("reservations", name, "users"), user) for user in said.get("users", ())]
-    lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
-    of_groups: list[tuple[tuple[str, ...], str]] = [(("quota", "groups", name), name) for name in values["quota.groups"]]
-    of_groups += [(("host", "admin_groups"), name) for name in values["host.admin_groups"]]
-    lines += [(here, "group", name) for here, name in of_groups if name not in values["groups"] and not is_known("group", name)]
-    for name, said in values["reservations"].items():
-        of = [group for group in said.get("groups", ()) if group not in values["groups"] and not is_known("group", group)]
-        lines += [(("reservations", name, "groups"), "group", group) for group in of]
-    found = [(here, f"there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")) for here, kind, name in lines]
-    for name, said in values["reservations"].items():
-        if parse(said["start"]).next(said["duration"], time.time()) is None:
-            found.append((("reservations", name, "start"), f"{said['start']} is over"))
-    if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
-        found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
-    if values["queue.order"] != "fair":
-        weights = (weight for here, said in _quotas(values) for weight in _weights(here, said))
-        found += [(here, f'is for order = "fair", and queue.order is {values["queue.order"]!r}') for here in islice(weights, MOST)]
-    return [f"{path}:{_line(text, here)}: {_dotted(here)}: {what}" for here, what in found]
-
-
-def missing_driver(path: Path | None = None) -> list[str]:
-    """One line where ``gpus.driver_root`` is no directory: this host then has no GPUs of NVIDIA. No error: the directory may be mounted
-    later. ``BadInput`` as ``load``."""
-    path = paths.config_file() if path is None else path
-    root, here = load(path)["gpus.driver_root"], ("gpus", "driver_root")
-    if os.path.isdir(root):
-        return []
-    return [f"{path}:{_line(text_of(path) or '', here)}: {_dotted(here)}: there is no directory {root}, so no GPU of NVIDIA is found"]
-
-
-def _quotas(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """Those that are more than a number, and where each stands."""
-    quotas: list[tuple[tuple[str, ...], Any]] = [(("quota", "default"), values["quota.default"])]
-    quotas += [(("quota", of, name), said) for of in ("users", "groups") for name, said in values[f"quota.{of}"].items()]
-    return [(here, said) for here, said in quotas if isinstance(said, Mapping)]
-
-
-def _weights(here: tuple[str, ...], said: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Where a quota says a weight, its own or of a class."""
-    if "weight" in said:
-        yield (*here, "weight")
-    for name, of in said.get("classes", {}).items():
-        if isinstance(of, Mapping) and "weight" in of:
-            yield (*here, "classes", name, "weight")
-
-
-def unknown_classes(has_class: Callable[[str], bool], path: Path | None = None) -> list[str]:
-    """One line for each class of GPUs in a quota of which there is no GPU, by ``has_class``. ``BadInput`` as ``load``."""
-    path = paths.config_file() if path is None else path
-    values, text = load(path), text_of(path) or ""
-    here = [(*where, "classes", name) for where, said in _quotas(values) for name in said.get("classes", ())]
-    return [
-        f"{path}:{_line(text, one)}: {_dotted(one)}: no GPU of this host is of class {one[-1]}" for one in here if not has_class(one[-1])
-    ]
-
-
-def is_known(kind: str, name: str) -> bool:
-    """Whether this host has that ``user`` or ``group``."""
-    import grp
-    import pwd
-
-    try:
-        pwd.getpwnam(name) if kind == "user" else grp.getgrnam(name)
-    except (KeyError, ValueError):  # also a name with a NUL
-        return False
-    return True
 
 
 def text_of(path: Path) -> str | None:
@@ -437,7 +364,7 @@ class _Reader(Findings):
                 elif isinstance(value, dict):
                     self.table(here, value)
                 else:
-                    raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
+                    raise self.wrong(here, f"is a section: write [{dotted(here)}]")
 
     def told(self, error: DocklessError) -> str:
         return str(error) if error.hint.startswith(_ALL_OF_THEM) else super().told(error)
@@ -512,7 +439,7 @@ class _Reader(Findings):
             raise self.wrong(here, "is no class of GPUs", setting)
         if isinstance(value, dict):
             return self.record(here, value, CLASS_QUOTA)
-        return int(self.value(here, Setting(_dotted(here), "quota", None, setting.about), value))
+        return int(self.value(here, Setting(dotted(here), "quota", None, setting.about), value))
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
         """The host's path; the last word of ``here`` is where a job has it."""
@@ -546,20 +473,21 @@ class _Reader(Findings):
                 raise self.wrong((*here, "classes", name, "guarantee"), f"is more than the limit, {limit}", CLASS_QUOTA[0])
         return found
 
-    def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:
-        key = _dotted(here)
+    def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None, hint: str = "") -> BadInput:
+        """``hint``: the next step, where that is not what the setting is about."""
+        key = dotted(here)
         setting = setting or _setting(here)
-        hint = f"{key}: {setting.about}" if setting is not None else f"{_ALL_OF_THEM} {_known()}"
-        return BadInput(f"{self.path}:{_line(self.text, here)}: {key} {what}", subject=key, hint=hint)
+        hint = hint or (f"{key}: {setting.about}" if setting is not None else f"{_ALL_OF_THEM} {_known()}")
+        return BadInput(f"{self.path}:{line_of(self.text, here)}: {key} {what}", subject=key, hint=hint)
 
     def unknown(self, here: tuple[str, ...], value: Any, fields: Iterable[str] = ()) -> BadInput:
         """``fields``: what may stand there instead, if that is a table of its own."""
-        key = _dotted(here)
+        key = dotted(here)
         section = isinstance(value, dict) and not fields
         what = f"there is no section [{key}]" if section else f"there is no setting {key}"
         near = nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
         hint = f"did you mean {near}?" if near else f"{_ALL_OF_THEM} {', '.join(fields) or _known()}"
-        return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
+        return BadInput(f"{self.path}:{line_of(self.text, here)}: {what}", subject=key, hint=hint)
 
 
 def _is_template(path: str) -> bool:
@@ -575,7 +503,7 @@ def _setting(here: tuple[str, ...]) -> Setting | None:
     return None
 
 
-def _dotted(here: tuple[str, ...]) -> str:
+def dotted(here: tuple[str, ...]) -> str:
     """The key as the file would have it: what is no bare key in quotes."""
     return ".".join(name if name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name) else repr(name) for name in here)
 
@@ -603,7 +531,7 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(known), 1, likeness)), "")
 
 
-def _line(text: str, here: tuple[str, ...]) -> int:
+def line_of(text: str, here: tuple[str, ...]) -> int:
     """The line on which a key of a sound document is written, or what it is in."""
     lines = lines_of(text)
     return next((lines[here[:end]] for end in range(len(here), 0, -1) if here[:end] in lines), 1)

@@ -213,6 +213,13 @@ def pool(scene: Scene, effort: Effort) -> Table:
     return measure(scene, max(20, effort.starts // 3), min(effort.at_once, 100))
 
 
+def zygote(scene: Scene, effort: Effort) -> Table:
+    """Calls in a Python that has imported numpy."""
+    from benchmarks.zygote import zygote as measure
+
+    return measure(scene, max(10, effort.slow_starts // 2), max(200, effort.starts))
+
+
 def many(scene: Scene, effort: Effort) -> Table:
     """Sandboxes that run at once."""
     from benchmarks.many import many as measure
@@ -257,6 +264,7 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "threads": threads,
     "exec": entering,
     "pool": pool,
+    "zygote": zygote,
     "many": many,
     "forks": forks,
     "together": together,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from benchmarks.scene import Scene
 PROGRAM = ["/bin/true"]
 PLAIN, RUN, TAKE, COLD = "plain exec", "pool.run", "pool.take, until it runs", "dockless.run"
 WANTED_MS = 1.0
+RUN_COMMAND, TAKE_COMMAND, NOTHING = "dockless run", "dockless run --pool", "dockless version"
 Once = Callable[[], float]
 
 
@@ -60,6 +63,7 @@ def pool(scene: Scene, rounds: int, waiting: int) -> Table:
         table.rows.append(f"{statistics.median(times):8.2f}  {name} (at best {min(times):.2f}{beside})")
         table.extra[name] = {"median_ms": statistics.median(times), "best_ms": min(times), "over_plain_ms": over}
     _memory(table, scene, waiting)
+    _whole_commands(table, scene, max(10, rounds // 3))
     return table
 
 
@@ -98,3 +102,37 @@ def _memory(table: Table, scene: Scene, count: int) -> None:
                 table.extra["pss_kb"] = pss
             table.rows.append(f"{row}, {descriptors / count:.1f} descriptors of their owner's; made in {took:.2f} ms")
             table.extra |= {"memory_kb": each, "mounts": mounts / count, "descriptors": descriptors / count, "made_ms": took}
+
+
+def _whole_commands(table: Table, scene: Scene, rounds: int) -> None:
+    """The command line from its exec to its end, Python's own start among it; and what the process of a pool takes."""
+    from dockless.sandbox.run import named_pools
+
+    command = [sys.executable, "-P", "-m", "dockless"]
+    subprocess.run([*command, "pool", "create", "-q", "bench", "--size", "4", scene.image], check=True)
+    try:
+        lines = {
+            RUN_COMMAND: ["run", scene.image, "--", *PROGRAM],
+            TAKE_COMMAND: ["run", "--pool", "bench", "--", *PROGRAM],
+            NOTHING: ["version"],
+        }
+        null = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        seen: dict[str, list[float]] = {name: [] for name in lines}
+        for round in range(rounds + 3):
+            for name in random.sample([*lines], len(lines)):
+                took = _timed(lambda line=lines[name]: subprocess.run([*command, *line], **null).returncode)()  # type: ignore[misc]
+                if round >= 3:
+                    seen[name].append(took * 1e3)
+                time.sleep(0.02)
+        less = statistics.median(a - b for a, b in zip(seen[RUN_COMMAND], seen[TAKE_COMMAND], strict=True))
+        for name, times in seen.items():
+            beside = f"; {less:.2f} less than {RUN_COMMAND}" if name == TAKE_COMMAND else ""
+            table.rows.append(f"{statistics.median(times):8.2f}  whole command: {name} (at best {min(times):.2f}{beside})")
+            table.extra[f"whole {name}"] = {"median_ms": statistics.median(times), "best_ms": min(times)}
+        table.extra["pool_command_saves_ms"] = less
+        (found,) = named_pools.list_all()
+        of_kernel = f", {_pss(found.pid)} KiB PSS" if not os.geteuid() else ""
+        table.rows.append(f"the process of a pool of 4: {found.memory // 1024} KiB in memory (RSS){of_kernel}")
+        table.extra["pool_process_kb"] = found.memory / 1024
+    finally:
+        subprocess.run([*command, "pool", "rm", "-q", "bench"], check=True)

@@ -399,7 +399,7 @@ def _check_rest(limits: Limits) -> None:
             raise BadInput(f"dmem {region[:80]!r}={value} is not valid", subject=region[:80], hint="regions are listed in dmem.capacity")
     for name, keys in (("huge page size", [hugetlb_name(k) for k, _ in limits.hugetlb]), ("dmem region", [k for k, _ in limits.dmem])):
         if len(set(keys)) != len(keys):
-            raise BadInput(f"a {name} is limited twice", subject=",".join(keys), hint="give each once")
+            raise BadInput(f"a {name} is limited twice", subject=",".join(keys)[:80], hint="give each once")
 
 
 def _io(value: str | Iterable[str | IoMax], name: str) -> tuple[IoMax, ...]:

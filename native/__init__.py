@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
@@ -202,6 +202,17 @@ def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -
     pidfd = native.ffi.new("int *")
     pid = native.lib.shim_launch(launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, namespaces, pidfd)
     return Launched(_check(pid, "clone3"), pidfd[0])
+
+
+def start_apart(path: str, arguments: Sequence[str], fds: Mapping[int, int]) -> None:
+    """Start a program that outlives us, in a session of its own: nobody here has to wait for it. It has no environment, and its only open
+    files are ``fds``: slot → fd of ours. ``OSError`` where it cannot be executed."""
+    native = _extension()
+    slots = sorted(fds)
+    texts = [native.ffi.new("char[]", os.fsencode(text)) for text in arguments]
+    error = native.lib.shim_start_apart(os.fsencode(path), [*texts, native.ffi.NULL], len(slots), [fds[s] for s in slots], slots)
+    if error:
+        raise OSError(-error, os.strerror(-error), path)
 
 
 def door(path: str) -> int:

@@ -15,6 +15,7 @@ ffi.cdef(
     """
     int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd,
                     int new_userns, int *pidfd);
+    int shim_start_apart(const char *path, char *const *arguments, int count, const int *sources, const int *slots);
     int shim_door(const char *path);
     int shim_enter(const char *path, int keeper, int count, const int *sources, const int *slots, int *pidfd);
     int shim_extend(const char *path, int keeper, uint64_t ns);

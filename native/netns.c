@@ -7,7 +7,7 @@
 #include "shim.h"
 #include "sys.h"
 
-enum { CLONE_FILES_ = 0x400, NEWUSER = 0x10000000, NEWNET = 0x40000000, CLOEXEC = 02000000, GET_NETNS = 0x894C /* SIOCGSKNS, a descriptor of the socket's namespace */ };
+enum { NEWUSER = 0x10000000, NEWNET = 0x40000000, CLOEXEC = 02000000, GET_NETNS = 0x894C /* SIOCGSKNS, a descriptor of the socket's namespace */ };
 
 struct wanted {
     int userns, netns, domain, type, protocol;

@@ -7,6 +7,9 @@
 /* clone.c: start the program of launcher_fd with sources[i] as its fd slots[i] and nothing else open. The pid; *pidfd gets a pidfd of it. */
 int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd, unsigned namespaces, int *pidfd);
 
+/* clone.c: the program at path in a session of its own, with no environment, sources[i] as its fd slots[i] and nothing else open. It is nobody's child. */
+int shim_start_apart(const char *path, char *const *arguments, int count, const int *sources, const int *slots);
+
 /* door.c: a bound socket for SLOT_DOOR; a request to the keeper that listens there, see launcher/door.c. The pid of what enters; *pidfd gets its pidfd.
  * With no fds the request is for the terminal of the sandbox, which *pidfd gets. To move its end: to so many ns from now, 0 changes nothing. */
 int shim_door(const char *path);

@@ -24,13 +24,14 @@ from dockless.sandbox.spec import RLIMITS
 USERNS_LABEL = "user namespace"
 NETWORK_LABEL = "network that several sandboxes share"
 OWNER_LABEL = "who says what runs"
+ABOVE_LABEL = "zygote's PID namespace"
 _SIGKILL = 9
 _ALL_CAPS = (1 << 64) - 1
 
 
 def compile_plan(r: Resolved) -> Plan:
-    """The plan of one sandbox. The slots labelled ``USERNS_LABEL``, ``NETWORK_LABEL`` and ``OWNER_LABEL``, if there are such, and those of
-    ``Plan.held`` and ``Plan.maps`` are for the caller to fill. Errors: ``Unsupported``."""
+    """The plan of one sandbox. The slots labelled ``USERNS_LABEL``, ``NETWORK_LABEL``, ``OWNER_LABEL`` and ``ABOVE_LABEL``, if there are
+    such, and those of ``Plan.held`` and ``Plan.maps`` are for the caller to fill. Errors: ``Unsupported``."""
     r.features.require_floor()
     b = Builder()
     userns = b.slot(USERNS_LABEL) if r.idmap is not None else -1
@@ -93,7 +94,7 @@ def _check(plan: Plan, r: Resolved) -> Check:
 
 def _wait(b: Builder, r: Resolved, seconds: float, dev: int) -> None:
     """Until somebody says what runs, and on which streams."""
-    owner = b.slot(OWNER_LABEL)
+    owner = _owner(b)
     if r.lends_root:
         b.init.add("HAND_ROOT", owner)
     b.init.add("BARRIER", owner, x=int(seconds * 1e9))
@@ -101,6 +102,11 @@ def _wait(b: Builder, r: Resolved, seconds: float, dev: int) -> None:
         _own_pipes(b.init, r)
     if r.idmap is None:
         b.init.add("NULL_STREAMS", dev, a="null")
+
+
+def _owner(b: Builder) -> int:
+    known = next((slot for slot, label in b.slots.items() if label == OWNER_LABEL), -1)
+    return b.slot(OWNER_LABEL) if known < 0 else known
 
 
 def _own_pipes(mounter: Section, r: Resolved) -> None:
@@ -134,7 +140,8 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
         b.keeper.add("SETNS", b.slot(NETWORK_LABEL), x=NEW_NS["net"])
     elif r.spec.network != "host":
         kinds.append("net")
-    b.keeper.add("CLONE", SLOT_CGROUP if r.has_cgroup else -1, x=sum(NEW_NS[kind] for kind in kinds))
+    above = b.slot(ABOVE_LABEL) if r.below else -1
+    b.keeper.add("CLONE", SLOT_CGROUP if r.has_cgroup else -1, above, x=sum(NEW_NS[kind] for kind in kinds))
     if joins:
         kinds.append("net")
     if score is not None and score >= 0:
@@ -147,6 +154,8 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
         b.init.add("UNSHARE", x=NEW_NS["cgroup"])
         kinds.append("cgroup")
     b.init.add("HAND_OVER", x=sum(NEW_NS[kind] for kind in kinds))
+    if r.hands_over:
+        b.init.add("HAND_OVER", _owner(b), x=sum(NEW_NS[kind] for kind in kinds))
     b.init.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
 
 

@@ -23,32 +23,37 @@ def check_name(name: str, what: str) -> None:
 
 
 def check_hosts(hosts: tuple[tuple[str, str], ...], *, has_network: bool) -> None:
-    """``BadInput`` unless each is a name and an address, of IPv4 or IPv6 or ``GATEWAY``, which only the host's own network has."""
+    """``BadInput`` unless each is a name and an address, of IPv4 or IPv6 or ``GATEWAY``. ``has_network``: one from which the host itself is
+    reached."""
     if len(hosts) > _MOST:
         raise BadInput(f"{len(hosts)} hosts are more than {_MOST}", subject="add_hosts", hint="bind a file: -v ./hosts:/etc/hosts:ro")
     for name, address in hosts:
         check_name(name, "host name")
         if address == GATEWAY and not has_network:
-            hint = "give it the host's network (--network host), or the address itself"
-            raise BadInput(f"{name}:{GATEWAY}: without a network the host cannot be reached", subject="add_hosts", hint=hint)
-        if address != GATEWAY and not _is_address(address):
+            hint = "give it a network from which the host is reached (--network bridge), or the address itself"
+            raise BadInput(f"{name}:{GATEWAY}: without such a network the host cannot be reached", subject="add_hosts", hint=hint)
+        if address != GATEWAY and not address_version(address):
             hint = "write NAME:ADDRESS: db:10.0.0.5, db:fd00::5"
             raise BadInput(f"host {name}: {address[:60]!r} is not an address", subject="add_hosts", hint=hint)
 
 
-def _is_address(text: str) -> bool:
+def address_version(text: str) -> int:
+    """4 or 6, and 0 for what is no address."""
     import socket
 
-    for kind in (socket.AF_INET, socket.AF_INET6):
+    for kind, version in ((socket.AF_INET, 4), (socket.AF_INET6, 6)):
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(kind, text)
-            return True
-    return False
+            return version
+    return 0
 
 
-def hosts_file(hostname: str, domainname: str, hosts: tuple[tuple[str, str], ...]) -> str:
-    """hosts(5). With the host's network its loopback is the host's own."""
-    own = f"{hostname}.{domainname} {hostname}" if domainname else hostname
-    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback", f"127.0.1.1\t{own}"]
-    lines += [f"{'127.0.0.1' if address == GATEWAY else address}\t{name}" for name, address in hosts]
+def hosts_file(hostname: str, domainname: str, hosts: tuple[tuple[str, str], ...], gateway: str = "127.0.0.1") -> str:
+    """hosts(5). ``hostname`` empty: others answer for it; one that is among ``hosts`` has its address there. ``gateway``: the host's own
+    address; with the host's network its loopback is the host's own."""
+    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+    said = [(gateway if address == GATEWAY else address, name) for name, address in hosts]
+    own = next((address for address, name in said if name == hostname), "127.0.1.1")
+    lines += [f"{own}\t{hostname}.{domainname} {hostname}" if domainname else f"{own}\t{hostname}"] if hostname else []
+    lines += [f"{address}\t{name}" for address, name in said if (address, name) != (own, hostname)]
     return "".join(f"{line}\n" for line in lines)

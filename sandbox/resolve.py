@@ -24,6 +24,7 @@ from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
+from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.seccomp.default import default_filter
@@ -70,6 +71,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         layers=(Layer(_skeleton()), *_layers(image, features, rootful), *_own_layers(driver, named)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
+        shared_network=_hardened(spec).network not in ("none", "host"),
         rootful=rootful,
         owner=on_behalf(owner),
         capabilities=capabilities.mask(kept) & (features.capabilities if idmap is None else -1),
@@ -190,10 +192,14 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
 
 
 def _hardened(spec: Spec) -> Spec:
-    """What a profile implies: ``untrusted`` has no network and a read-only root."""
+    """What a profile implies: ``untrusted`` has a read-only root, and no network but a private one that was asked for, from which it does
+    not reach the host."""
     if spec.profile != "untrusted":
         return spec
-    return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
+    spec = replace(spec, root="readonly" if spec.root == "disk" else spec.root)
+    if spec.network == "private":
+        return replace(spec, egress=spec.egress or Egress(host=False))
+    return replace(spec, network="none", dns=(), dns_search=(), dns_options=())
 
 
 def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
@@ -277,15 +283,11 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
 
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
-    hosts = hosts_file(hostname, spec.domainname, spec.hosts)
-    resolver = ""
-    if spec.network == "host":
-        try:
-            with open("/etc/resolv.conf") as stream:
-                resolver = stream.read(65536)
-        except OSError:
-            resolver = ""
-    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
+    files = (
+        ("/etc/hostname", hostname + "\n"),
+        ("/etc/hosts", _hosts(spec, hostname)),
+        ("/etc/resolv.conf", _resolv_conf(_hardened(spec))),
+    )
     if not image.is_host:
         return files
     if spec.hosts and not os.path.isfile("/etc/hosts"):
@@ -293,6 +295,23 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
         raise Unsupported("this host has no /etc/hosts, so its image `host` has none either", subject="add_hosts", hint=hint)
     # The host's /etc is read-only: nothing can be made there to mount on, but a link in it may lead to a place that is ours, such as /run.
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
+
+
+def _hosts(spec: Spec, hostname: str) -> str:
+    if spec.network != "private":
+        return hosts_file(hostname, spec.domainname, spec.hosts)
+    from dockless.sandbox.network.nameservers import gateway, knows
+
+    known = bool(spec.hostname) and knows(spec)
+    return hosts_file("" if known else hostname, spec.domainname, spec.hosts, gateway(spec))
+
+
+def _resolv_conf(spec: Spec) -> str:
+    if spec.network == "none":
+        return ""
+    from dockless.sandbox.network.nameservers import text_for
+
+    return text_for(spec)
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:

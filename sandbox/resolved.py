@@ -83,7 +83,8 @@ STANDARD_DEVICES = tuple(
 class Resolved:
     """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
     namespace. ``shared_network``: it enters one. ``waits``: for its program, so many seconds at most, 0 for ever; None: it does not.
-    ``lends_root``: whoever made one that waits gets a clone of its root, see ``run.debug``.
+    ``lends_root``: whoever made one that waits gets a clone of its root, see ``run.debug``. ``hands_over``: it gets its namespaces.
+    ``below``: its PID namespace lies below another one. See ``sandbox.zygote``.
     ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in
     ``mounts`` → what its owners are mapped by, where the caller left that open. ``device_links``: of /dev, and what each leads to.
     ``driver_proc``: files of /proc/driver with their text; ``driver_proc_files``: what of the host's shows there besides."""
@@ -98,6 +99,8 @@ class Resolved:
     shared_network: bool = False
     waits: float | None = None
     lends_root: bool = False
+    hands_over: bool = False
+    below: bool = False
     rootful: bool = True
     owner: Owner | None = None
     capabilities: int = 0

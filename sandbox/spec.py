@@ -22,9 +22,9 @@ from dockless.cgroups import Limits
 from dockless.errors import BadInput
 from dockless.sandbox.hosts import check_hosts, check_name
 from dockless.sandbox.names import check_id
+from dockless.sandbox.network.model import Egress, Endpoint, Port
 
 Profile = Literal["default", "untrusted", "privileged"]
-Network = Literal["none", "host"]
 RootMode = Literal["disk", "tmpfs", "readonly"]
 Share = Literal["new", "host"]
 
@@ -37,6 +37,7 @@ GRACE = 10.0
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
+_OF_NETWORKS = ("endpoints", "ports", "dns", "dns_search", "dns_options", "egress")
 _UNITS = {
     **dict.fromkeys(("shm_size", "log_size", "root_size", "disk", "size of a tmpfs"), " bytes"),
     **dict.fromkeys(("timeout", "grace", "time_offset", "idle_timeout", "ttl"), " seconds"),
@@ -155,6 +156,9 @@ class Spec:
     ``host_groups``: of the host's groups, by their numbers, those that it keeps of the user for whom root starts it.
     ``hosts``: names and addresses of /etc/hosts besides its own, ``host-gateway`` for the host itself. ``sysctls``: settings of the kernel
     that are its own namespaces'.
+    ``network``: ``none`` (loopback alone), ``host``, ``private``: on the networks of ``endpoints``, or ``container:ID``: that of another
+    sandbox. ``ports``: of the host, that lead into a private one. ``dns``, ``dns_search``, ``dns_options``: for its /etc/resolv.conf.
+    ``egress``: where it may connect to beyond its networks; None: everywhere, with the profile untrusted not to the host.
     ``disk``: how many bytes its private layer may take on disk, 0 for any number (``run.project``).
     ``log_size``: how many bytes of a detached sandbox's output are kept, the newest; 0 for 128 MiB, or for the setting
     ``logs.size`` on the command line and in the queue. ``keep_log`` False: none of it is. ``tty``: its standard streams are a
@@ -184,7 +188,13 @@ class Spec:
     shm_size: int = 0
     devices: tuple[HostDevice, ...] = ()
     cdi: tuple[str, ...] = ()
-    network: Network = "none"
+    network: str = "none"
+    endpoints: tuple[Endpoint, ...] = ()
+    ports: tuple[Port, ...] = ()
+    dns: tuple[str, ...] = ()
+    dns_search: tuple[str, ...] = ()
+    dns_options: tuple[str, ...] = ()
+    egress: Egress | None = None
     namespaces: Namespaces = field(default_factory=Namespaces)
     limits: Limits = field(default_factory=Limits)
     best_effort: bool = False
@@ -255,11 +265,19 @@ def _check(spec: Spec) -> None:
         check_name(spec.domainname, "domain name")
         if len(spec.domainname) > 64:
             raise BadInput("the domain name is longer than 64 bytes", subject="domainname", hint="setdomainname(2) takes no more")
-    check_hosts(spec.hosts, has_network=spec.network == "host" and spec.profile != "untrusted")
+    if spec.network not in ("none", "host") or any(getattr(spec, name) for name in _OF_NETWORKS):
+        from dockless.sandbox.network.asked import check_network
+
+        check_network(spec)
+    if spec.hosts:
+        from dockless.sandbox.network.asked import reaches_host
+
+        check_hosts(spec.hosts, has_network=reaches_host(spec))
     if spec.sysctls:
+        from dockless.sandbox.network.asked import whose
         from dockless.sandbox.sysctls import check_sysctls
 
-        check_sysctls(spec.sysctls, shared={"network": spec.network == "host", "ipc": spec.namespaces.ipc == "host"})
+        check_sysctls(spec.sysctls, shared={"network": whose(spec.network), "ipc": "the host's" if spec.namespaces.ipc == "host" else ""})
     _check_numbers(spec)
 
 

@@ -15,8 +15,9 @@ _OF_IPC = frozenset(f"kernel.{name}" for name in "msgmax msgmnb msgmni sem shmal
 _ELSEWHERE = {"kernel.hostname": "hostname", "kernel.domainname": "domainname"}
 
 
-def check_sysctls(sysctls: tuple[tuple[str, str], ...], *, shared: dict[str, bool]) -> None:
-    """``BadInput`` for a setting that would be the host's, or is none. ``shared``: whether the ``network`` and ``ipc`` namespaces are."""
+def check_sysctls(sysctls: tuple[tuple[str, str], ...], *, shared: dict[str, str]) -> None:
+    """``BadInput`` for a setting that would be another's, or is none. ``shared``: whose the ``network`` and ``ipc`` namespaces
+    are, ``the host's``, empty for its own."""
     for name, value in sysctls:
         if len(name) > 200 or not re.match(_NAME, name):
             raise BadInput(
@@ -36,7 +37,7 @@ def check_sysctls(sysctls: tuple[tuple[str, str], ...], *, shared: dict[str, boo
             )
         if shared[namespace]:
             raise BadInput(
-                f"sysctl {name} would change the host's own {namespace} namespace",
+                f"sysctl {name} would change {shared[namespace]} own {namespace} namespace",
                 subject="sysctls",
                 hint=f"leave it out, or give the sandbox a {namespace} namespace of its own",
             )

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from dockless.base import paths, settings
+from dockless.base import paths, settings, settings_told
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import Any
 from dockless.errors import BadInput, NotPermitted
@@ -51,7 +51,12 @@ def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[s
         with locked(file.with_name(f".{file.name}.lock")):
             text = settings.text_of(file) or ""
             found = settings.check(file, text)
-            if kind != "default" and values and not (kind == "group" and name in found["groups"]) and not settings.is_known(kind, name):
+            if (
+                kind != "default"
+                and values
+                and not (kind == "group" and name in found["groups"])
+                and not settings_told.is_known(kind, name)
+            ):
                 raise BadInput(f"there is no {kind} {name!r} on this host", subject=name, hint="write the name of an account or a group")
             section = ".".join(SECTIONS[kind])
             before = _table(found["quota.default"] if kind == "default" else found[section].get(name))

@@ -1,7 +1,7 @@
 """Jobs that start together, each in its role: when they have ended, and what each is told of the others.
 
-They have one network: one that nobody else is in, with nothing but its loopback interface, or the host's. So the address of all of them is
-that of loopback, and they differ by their ports.
+They have one network that nobody else is in, where each has an address and the name of its role; or, as an ordinary user's jobs, one with
+nothing but its loopback interface, or the host's: then the address of all of them is that of loopback, and they differ by their ports.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Of those that they get: below the ports that the kernel gives to who asks for none, ip_local_port_range."""
 DONE = "done"
+_LONGEST = 64
+"""Of the kernel's host names, uname(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,24 @@ def is_host_name(role: str) -> bool:
     return True
 
 
-def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> dict[str, str]:
-    """The variables of the one of that rank. ``openpai``: also those of OpenPAI."""
+def host_name(options: JobOptions) -> str:
+    """By which the others find it, ``worker-0``; empty where its role is no host's name."""
+    name = f"{options.role}-{options.role_index}"
+    return name if len(name) <= _LONGEST and is_host_name(name) else ""
+
+
+def environment(
+    members: Sequence[JobOptions], rank: int, reached: Sequence[str], addresses: Sequence[str], *, openpai: bool
+) -> dict[str, str]:
+    """The variables of the one of that rank. ``reached``: by which name, or address, each is; ``addresses``: of each. ``openpai``: also
+    those of OpenPAI."""
     own, first = members[rank], members[0]
     cluster: dict[str, list[str]] = {}
-    for member in members:
+    for member, place in zip(members, reached, strict=True):
         if member.role.lower() != "evaluator":  # it is no part of the cluster that trains
-            cluster.setdefault(member.role, []).append(f"{LOOPBACK}:{member.ports[0]}")
+            cluster.setdefault(member.role, []).append(f"{place}:{member.ports[0]}")
     found = {
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": reached[0],
         "MASTER_PORT": str(first.ports[0]),
         "RANK": str(rank),
         "LOCAL_RANK": "0",  # each has GPUs of its own, which begin with 0
@@ -76,21 +87,21 @@ def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> d
         "DOCKLESS_PORT": str(own.ports[0]),
     }
     if openpai:
-        found |= _of_openpai(members, own)
+        found |= _of_openpai(members, own, addresses)
     return found
 
 
-def _of_openpai(members: Sequence[JobOptions], own: JobOptions) -> dict[str, str]:
+def _of_openpai(members: Sequence[JobOptions], own: JobOptions, places: Sequence[str]) -> dict[str, str]:
     """The variables of OpenPAI's protocol 2, and two older ones that jobs still use: ``HOST_LIST`` and ``CONTAINER_HOST``."""
-    found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index), "PAI_CONTAINER_HOST_IP": LOOPBACK}
+    found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index), "PAI_CONTAINER_HOST_IP": places[members.index(own)]}
     addresses: dict[str, list[str]] = {}
-    for member in members:
-        found[f"PAI_HOST_IP_{member.role}_{member.role_index}"] = LOOPBACK
+    for member, place in zip(members, places, strict=True):
+        found[f"PAI_HOST_IP_{member.role}_{member.role_index}"] = place
         ports = labelled(member)
         for label, numbers in ports.items():
             found[f"PAI_PORT_LIST_{member.role}_{member.role_index}_{label}"] = ",".join(map(str, numbers))
         first = ports.get("http", member.ports)[0]
-        addresses.setdefault(member.role, []).append(f"{LOOPBACK}:{first}")
+        addresses.setdefault(member.role, []).append(f"{place}:{first}")
     found |= {f"PAI_TASK_ROLE_{role}_HOST_LIST": ",".join(each) for role, each in addresses.items()}
     hers = {label: ",".join(map(str, numbers)) for label, numbers in labelled(own).items()}
     found |= {f"PAI_CONTAINER_HOST_{label}_PORT_LIST": numbers for label, numbers in hers.items()}

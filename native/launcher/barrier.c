@@ -37,12 +37,20 @@ static int accept_plan(int fd) {
     return plan_validate(taken, given.size, &bad_op) < 0 || !(taken->flags & PLAN_TAKE) ? -E_INVAL : 0;
 }
 
+/* Until there is a program of its own, what comes to init as an orphan is a stranger's, whose process was born in its PID namespace: the kernel collects it,
+ * sigaction(2). */
+static void collect_orphans(int whether) {
+    struct { uint64_t handler, flags, restorer, mask; } action = {whether ? 1 /* SIG_IGN */ : 0 /* SIG_DFL */, 0, 0, 0};
+    sys(NR_rt_sigaction, SIG_CHLD, &action, 0, 8);
+}
+
 int wait_at_barrier(struct plan_header *plan, int owner, uint64_t ns) {
     struct message m;
     char byte;
     int count;
     go_anywhere();
     forget_below();
+    collect_orphans(1);
     report(REPORT_WAITING, 0, plan->init_pid, 0);
     await_message(owner, ns);
     sysret n = receive(owner, &m, &byte, sizeof byte, &count, 0);
@@ -52,6 +60,7 @@ int wait_at_barrier(struct plan_header *plan, int owner, uint64_t ns) {
     close_all(m.control.fds, count);
     sys(NR_close, owner);
     if (error < 0) return (int)error;
+    collect_orphans(0);
     plan->started_ns = now_ns(0 /* REALTIME */);
     plan->phase = PHASE_PROGRAM;
     return tell_taken();

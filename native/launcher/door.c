@@ -44,14 +44,14 @@ int settle(const int32_t *fds, const int32_t *slots, int count) {
     return error < 0 ? (int)error : 0;
 }
 
-/* In init: open our namespaces by the host's procfs, as long as it is there, and send them to the keeper. */
-int hand_over(uint64_t types) {
+/* In init: open our namespaces by the host's procfs, as long as it is there, and send them: over SLOT_DOOR to the keeper. */
+int hand_over(int to, uint64_t types) {
     struct facts door = {0};
     struct message m;
     char which[KINDS];
     int32_t fds[KINDS];
     int count = 0;
-    if (facts_of(SLOT_DOOR, &door) < 0) return 0; /* nobody can ask to enter */
+    if (to == SLOT_DOOR && facts_of(to, &door) < 0) return 0; /* nobody can ask to enter */
     for (int i = 0; i < KINDS; i++) {
         if (!(namespaces[i].type & types)) continue;
         sysret fd = sys(NR_openat, AT_FDCWD_, namespaces[i].path, O_CLOEXEC_, 0);
@@ -63,7 +63,7 @@ int hand_over(uint64_t types) {
         fds[count++] = (int32_t)fd;
     }
     compose(&m, which, (uint64_t)count, fds, count);
-    sysret sent = sys(NR_sendmsg, SLOT_DOOR, &m.head, MSG_NOSIGNAL_);
+    sysret sent = sys(NR_sendmsg, to, &m.head, MSG_NOSIGNAL_);
     close_all(fds, count);
     return sent < 0 ? (int)sent : 0;
 }
@@ -142,21 +142,21 @@ int door_take(void) {
 }
 
 /* By its fdinfo, proc_pid_fdinfo(5): opening that takes as long as all else that a request needs. */
-static int says_keeper(int fd) {
+sysret pid_behind(int fd) {
     char path[64], text[512];
     uint64_t at = put_number(path, put_text(path, 0, "/proc/self/fdinfo/"), (uint64_t)fd, 1);
     path[at] = 0;
     sysret file = sys(NR_openat, AT_FDCWD_, path, O_CLOEXEC_, 0);
-    if (file < 0) return 0;
-    sysret n = sys(NR_read, file, text, sizeof text - 1), keeper = sys(NR_getppid);
+    if (file < 0) return file;
+    sysret n = sys(NR_read, file, text, sizeof text - 1);
     sys(NR_close, file);
     for (sysret i = 0; i + 5 < n; i++) {
         if ((i && text[i - 1] != '\n') || text[i] != 'P' || text[i + 1] != 'i' || text[i + 2] != 'd' || text[i + 3] != ':') continue;
         sysret pid = 0;
         for (i += 5; i < n && text[i] >= '0' && text[i] <= '9'; i++) pid = pid * 10 + (text[i] - '0');
-        return pid == keeper;
+        return pid;
     }
-    return 0;
+    return -E_SRCH;
 }
 
 /* What a pidfd of a process is as a file. 0 or a negative errno. */
@@ -174,7 +174,7 @@ static int names_keeper(int fd) {
     struct facts its = {0}, keeper = {0}, own = {0};
     if (sys(NR_pidfd_send_signal, fd, 0, 0, 0) < 0) return 0; /* no pidfd, whatever else it looks like */
     if (facts_of_pid(sys(NR_getppid), &keeper) < 0 || facts_of_pid(sys(NR_getpid), &own) < 0 || facts_of(fd, &its) < 0) return 0;
-    return same(&keeper, &own) ? says_keeper(fd) : same(&its, &keeper);
+    return same(&keeper, &own) ? pid_behind(fd) == sys(NR_getppid) : same(&its, &keeper);
 }
 
 /* Whether somebody is outside of the sandbox: a bind mount that shows the sandbox's directory inside it, even a read-only one, lets a program in there send

@@ -11,6 +11,7 @@
 #include "launcher.h"
 
 static char program_stack[32768] __attribute__((aligned(PAGE))), init_stack[32768] __attribute__((aligned(16)));
+static char way_stacks[2][8192] __attribute__((aligned(16)));
 
 static char *title; /* what the host shows as our command line */
 
@@ -153,6 +154,61 @@ static int out_of_the_way(int fd) {
     return (int)copy;
 }
 
+/* An init whose PID namespace is to lie below one that the keeper is not in. A new PID namespace lies below that of the process that makes it, and setns(2) changes
+ * only where children are born, pid_namespaces(7). So two processes go ahead, on the keeper's memory and descriptors: the child of the first is born there, and
+ * makes init. All three are the keeper's children (CLONE_PARENT). */
+struct below {
+    struct clone_args *args;
+    struct place init;
+    const int *pair;
+    int namespace;
+    sysret second, result;
+};
+
+static void begin_init(struct place init, const int *pair) {
+    stamp(init.plan, init.pc - 1);
+    move_fd(pair[1], SLOT_DOOR);
+    if (pair[0] >= 0) sys(NR_close, pair[0]);
+    run_init(init.plan, init.pc);
+}
+
+static sysret go_ahead(uint64_t flags, uint64_t signal, char *stack, void (*fn)(void *), struct below *way) {
+    struct clone_args args = {
+        .flags = flags | CLONE_VM_ | CLONE_VFORK_ | CLONE_FILES_,
+        .exit_signal = signal,
+        .stack = (uint64_t)(uintptr_t)stack,
+        .stack_size = sizeof way_stacks[0],
+    };
+    return clone_call(&args, fn, way);
+}
+
+static void make_init(void *argument) {
+    struct below *way = argument;
+    way->result = sys(NR_clone3, way->args, sizeof *way->args);
+    if (way->result == 0) begin_init(way->init, way->pair); /* on memory of its own */
+    die(0);
+}
+
+static void enter_above(void *argument) {
+    struct below *way = argument;
+    way->result = sys(NR_setns, way->namespace, 0x20000000 /* NEWPID */);
+    if (way->result >= 0) way->second = go_ahead(CLONE_PARENT_, 0, way_stacks[1], make_init, way);
+    if (way->second < 0) way->result = way->second;
+    die(0);
+}
+
+/* init's pid, or a negative errno. */
+static sysret clone_below(struct clone_args *args, struct place init, const int *pair, int namespace) {
+    struct below way = {args, init, pair, namespace, 0, 0};
+    args->flags = (args->flags & ~(uint64_t)CLONE_PARENT_SETTID_) | CLONE_PARENT_; /* its number there says nothing here */
+    args->exit_signal = 0; /* that of who makes it, clone(2) */
+    sysret first = go_ahead(0, SIG_CHLD, way_stacks[0], enter_above, &way);
+    if (first < 0) return first;
+    sys(NR_wait4, first, 0, 0x40000000 /* __WALL */, 0);
+    if (way.second > 0) sys(NR_wait4, way.second, 0, 0x40000000, 0);
+    return way.result < 0 ? way.result : pid_behind(*(int *)(uintptr_t)args->pidfd);
+}
+
 /* The keeper goes one way, init the other. What enters has nothing of its own to hide from its keeper, and no other program ever runs in either: the two share
  * their memory (CLONE_VM), which spares a copy. */
 static void split(struct plan_header *plan, uint32_t pc) {
@@ -174,14 +230,10 @@ static void split(struct plan_header *plan, uint32_t pc) {
         args.stack = (uint64_t)(uintptr_t)init_stack;
         args.stack_size = sizeof init_stack;
     }
-    sysret pid = enters ? clone_call(&args, run_init_at, &init) : sys(NR_clone3, &args, sizeof args);
+    sysret pid = op->out >= 0 ? clone_below(&args, init, pair, op->out) : enters ? clone_call(&args, run_init_at, &init) : sys(NR_clone3, &args, sizeof args);
     if (pid < 0) fail(plan, pc, (int)-pid);
-    if (pid == 0) {
-        stamp(plan, pc);
-        move_fd(pair[1], SLOT_DOOR);
-        if (pair[0] >= 0) sys(NR_close, pair[0]);
-        run_init(plan, pc + 1);
-    }
+    if (pid == 0) begin_init(init, pair);
+    if (op->out >= 0) plan->init_pid = (int)pid;
     if (pair[1] >= 0) sys(NR_close, pair[1]);
     int init_fd = out_of_the_way(pidfd), handover = out_of_the_way(pair[0]); /* each may lie where the other belongs */
     move_fd(init_fd, SLOT_INIT);

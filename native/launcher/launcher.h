@@ -61,6 +61,7 @@ void door_await_terminal(struct plan_header *plan, int leash, uint64_t until);
 void door_close(void);
 void door_collect(int milliseconds);
 int door_busy(void);
+sysret pid_behind(int pidfd); /* by the host's procfs: its number there, or a negative errno */
 int lift(int32_t *fds, int count);
 int settle(const int32_t *fds, const int32_t *slots, int count);
 

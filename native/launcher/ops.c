@@ -462,7 +462,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_REMOVE: return remove_tree(at(op->in), a);
     case OP_OWN_PIPES: return own_pipes(op);
     case OP_NULL_STREAMS: return null_streams(op, a);
-    case OP_HAND_OVER: return hand_over(op->x);
+    case OP_HAND_OVER: return hand_over(op->in < 0 ? SLOT_DOOR : op->in, op->x);
     case OP_RESTORE: return restore_terminal(op, a);
     case OP_THAW: return thaw(op);
     case OP_TERMINAL: return make_terminal(plan, op, a);

@@ -10,8 +10,8 @@ int op_run(struct plan_header *plan, const struct plan_op *op);
 /* report.c: whether a process with the same ids may look into this one. */
 void dumpable(int whether);
 
-/* door.c: in init, give its namespaces of these types to the keeper. 0 or a negative errno. */
-int hand_over(uint64_t types);
+/* door.c: in init, give its namespaces of these types to the keeper (SLOT_DOOR), or to who has the other end of another socket. 0 or a negative errno. */
+int hand_over(int to, uint64_t types);
 
 /* door.c: the keeper's or the starter's side of a terminal, over a socket. 0 or a negative errno. */
 int send_terminal(int to, int terminal);

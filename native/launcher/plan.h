@@ -157,7 +157,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 
     X(19, LOOPBACK_UP, '-', '-', '-', '-') \
     X(20, SET_IDS, '-', '-', 'n', 'd')     /* x uid | gid << 32, b groups (u32), a != 0: leave groups */ \
     X(21, FS_IDS, '-', '-', 'n', 'd')      /* the same for fsuid, fsgid */ \
-    X(22, CLONE, 'o', '-', '-', '-')       /* in cgroup, x flags */ \
+    X(22, CLONE, 'o', 'o', '-', '-')       /* in cgroup, x flags; out: a PID namespace, below which the new one lies */ \
     X(23, SPAWN, '-', '-', '-', '-') \
     X(24, SETSID, '-', '-', '-', '-')      /* x != 0: the terminal on 0 becomes the session's */ \
     X(25, RLIMIT, '-', '-', 'b', 'l')      /* a two u64: soft, hard; c resource */ \
@@ -181,7 +181,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 
     X(43, REMOVE, 'o', '-', 'p', '-')      /* a directory and everything below */ \
     X(44, NULL_STREAMS, 's', '-', 'p', '-') /* a the null device below in */ \
     X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets; an empty candidate: SLOT_PROGRAM */ \
-    X(46, HAND_OVER, '-', '-', '-', '-')   /* x types of namespaces, for the keeper to let others enter */ \
+    X(46, HAND_OVER, 'o', '-', '-', '-')   /* x types of namespaces, for the keeper to let others enter; in: for who has the other end of that socket */ \
     X(47, TERMINAL, 's', '-', 'p', '-')    /* a the ptmx of a devpts, x uid | gid << 32; in a socket for the side that is not the program's */ \
     X(48, RESTORE, 's', '-', 'b', 'l')     /* in a terminal, a its struct termios: when the leash has ended without a byte */ \
     X(49, STREAMS, '-', '-', '-', '-')     /* 0 is a socket, from which 0-2 come */ \

@@ -12,6 +12,13 @@
     records       networks on disk
     leases        addresses on disk: who has which, and whether he lives
     attach        a sandbox on its networks
-    resolver      names: a small process for each network that has some
+    resolver      names: a small process for each network that has some, and what it does:
+    name_server     questions of sandboxes, and their bounds
+    residents       who is on the network
+    elsewhere       who is on the other networks of one that asks
+    name_rules      rules by name, and which addresses a name may lead to
+    upstreams       the host's name servers
+    dns             messages
+    packet_filter   senders whose packets are dropped
     pasta         a user's sandboxes, without root
 """

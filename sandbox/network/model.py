@@ -4,7 +4,7 @@
 
     Endpoint, Port, Egress     what a sandbox asks for: fields of its Spec
     Network                    one that was made, in <state>/networks/<name>/network.json
-    Lease                      what a sandbox has on one, in <state>/networks/<name>/leases/<address>
+    Lease                      what a sandbox has on one, in <runtime>/networks/<name>/leases/<address>
 
 Addresses are texts: ``10.113.0.5``, ``fd13:…::5``, with ``/24`` where a network is meant. Rates are bytes a second.
 """
@@ -22,7 +22,7 @@ DEFAULT = "bridge"
 """The network that is made at its first use, for whoever names no other. Nobody on it reaches another one on it."""
 NOT_NAMES = ("none", "host", "private", "container", "pasta", "default")
 _MAC = r"([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
-_MOST_PORTS = 1000
+_MOST_PORTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also the host's own addresses and the
-    metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is refused is in the kernel's log."""
+    """What may leave a sandbox for beyond its own networks. ``allow`` None: everywhere. ``host``: also, where ``allow`` has them, the
+    host's own addresses and the metadata addresses of clouds. ``rate``: bytes a second, in and out each, 0 for any. ``log``: what is
+    refused is in the kernel's log."""
 
     allow: tuple[Rule, ...] | None = None
     host: bool = True
@@ -97,8 +98,9 @@ class Egress:
 @dataclass(frozen=True, slots=True)
 class Network:
     """One that was made. ``subnets``: one of IPv4 or IPv6, or one of each, and ``gateways``: the bridge's own address in each. ``bridge``:
-    the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``owner``: the host
-    user for whom it was made. ``created``: seconds since 1970."""
+    the name of the link. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another. ``named``: they
+    find one another by their names. ``owner``: the host user for whom it was made. ``created``: seconds since 1970. ``patience``: seconds
+    that one on it looks for an address which nobody has yet; 0: three, as the kernel does."""
 
     name: str
     subnets: tuple[str, ...]
@@ -107,9 +109,11 @@ class Network:
     mtu: int = 1500
     internal: bool = False
     isolated: bool = False
+    named: bool = True
     labels: tuple[tuple[str, str], ...] = ()
     owner: int = 0
     created: float = 0.0
+    patience: int = 0
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -119,7 +123,8 @@ class Network:
 class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
-    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints."""
+    the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
+    taken, in seconds since 1970."""
 
     network: str
     addresses: tuple[str, ...]
@@ -132,9 +137,15 @@ class Lease:
     egress: Egress | None = None
     owner: int = 0
     serial: int = 0
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         check_record(self)
+
+    @property
+    def inside(self) -> str:
+        """The name of its link in the sandbox."""
+        return f"eth{self.serial}"
 
 
 def is_name(text: str) -> bool:

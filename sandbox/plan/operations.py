@@ -195,7 +195,9 @@ def _setns(op: Said, plan: Plan) -> tuple[str, str]:
 def _clone(op: Said, plan: Plan) -> tuple[str, str]:
     new = kinds(op.x)
     return (
-        f"start the sandbox's init in new namespaces: {', '.join(new)}" + (", straight into its cgroup" if op.slot_in >= 0 else ""),
+        f"start the sandbox's init in new namespaces: {', '.join(new)}"
+        + (f", below the {label(plan, op.slot_out)}" if op.slot_out >= 0 else "")
+        + (", straight into its cgroup" if op.slot_in >= 0 else ""),
         f"unshare {' '.join(_UNSHARE[kind] for kind in new)} --fork --kill-child",
     )
 
@@ -334,7 +336,8 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "HAND_OVER": Operation(
         lambda op, p: (
-            f"give the keeper the namespaces {', '.join(kinds(op.x))}, so that other programs can enter",
+            f"give {'the keeper' if op.slot_in < 0 else 'the starter'} the namespaces {', '.join(kinds(op.x))}, so that other"
+            f" {'programs' if op.slot_in < 0 else 'processes'} can enter",
             f"{NOTHING}a shell enters by nsenter --target",
         ),
         numbers=_namespaces,

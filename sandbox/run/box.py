@@ -23,6 +23,7 @@
     <state>/running/<id>/        foreground: locked itself, and removed by the keeper
         spec.json      the same, the pids, and behind a NUL the plan; not durable
         door, asked-stop, asked-kill    the same
+        waits          there while it waits for its program: run.pool
         exit.tmp       made where somebody waits for its end, or listens: the keeper then says there how it ended
         upper/ work/
 
@@ -62,7 +63,7 @@ from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
 from dockless.sandbox.run.logfile import Row
-from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, by_name, names_stay, open_directory, root, taken
+from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, WAITS, by_name, names_stay, open_directory, root, taken
 from dockless.sandbox.run.process import Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
@@ -98,7 +99,8 @@ def everything(state_root: Path | None = None, *, kinds: tuple[str, ...] = (DETA
     for kind in kinds:
         place = root(kind, state_root)
         with contextlib.suppress(FileNotFoundError):
-            yield from (Box(name, place / name) for name in sorted(os.listdir(place)) if os.path.isdir(place / name))
+            names = (name for name in sorted(os.listdir(place)) if os.path.isdir(place / name))
+            yield from (Box(name, place / name) for name in names if kind == DETACHED or not os.path.lexists(place / name / WAITS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ _PLACE = 4096
 class _Lender(WaitingSandbox):
     """Tools that wait for nothing."""
 
+    hidden = False
+
     def root(self) -> int:
         """A descriptor of its root and all that is mounted in it; the caller closes it. Errors: those of a start."""
         self.await_barrier()
@@ -93,14 +95,20 @@ def _own_ids(box: Entrance) -> IdMap:
 
 def _spec(target: Spec, image: str) -> Spec:
     """Root of a sandbox with what names of the network are for the one that is looked into."""
+    said = target.network == "private" or target.profile != "untrusted"
     return Spec(
         _NOBODY,
         image,
         entrypoint=(),
         user="0:0",
         hostname=target.hostname,
-        network=target.network if target.profile != "untrusted" else "none",
-        hosts=target.hosts if target.profile != "untrusted" else (),
+        network=target.network if said else "none",
+        endpoints=target.endpoints,
+        dns=target.dns if said else (),
+        dns_search=target.dns_search if said else (),
+        dns_options=target.dns_options if said else (),
+        egress=target.egress,
+        hosts=target.hosts if said else (),
         cap_add=("SYS_PTRACE",),
         mounts=(Tmpfs(TARGET, size=_PLACE, mode=0o755),),
     )

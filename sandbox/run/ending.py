@@ -233,10 +233,20 @@ def _nobody_starts(box: Box) -> Iterator[None]:
         yield
 
 
+def _leave_networks(box: Box) -> None:
+    """What it had there is free at once. Where its record is no use it is swept later."""
+    with contextlib.suppress(DocklessError, FileNotFoundError):
+        if box.spec.network == "private":
+            from dockless.sandbox.network import attach, leases
+
+            attach.release(leases.of(box.directory))
+
+
 def _remove(box: Box) -> None:
     group = box.cgroup()
     if group is not None:
         with group:
             remove_cgroup(group)
     with contextlib.suppress(FileNotFoundError), names_stay(box.present.directory.parent), given_back(box.present.directory):
+        _leave_networks(box)
         remove_tree(box.present.directory)

@@ -62,8 +62,9 @@ _ABOVE = inotify.CREATED | inotify.DELETED | inotify.MOVED_FROM | inotify.MOVED_
 class Event:
     """``time``: seconds since 1970. ``image``: as it was named, empty where that is not known. ``details``: of ``die`` ``exit_code``
     (None where nobody knows), ``signal``, ``limit``, ``killed``; of ``kill`` and ``stop`` ``signal``; of ``health_status`` ``status``,
-    ``streak``, ``exit_code``, as they were then; of ``rename`` ``old``; of ``update`` ``changed``: names of limits, ``restart``, ``ttl``;
-    of ``exec_start`` ``exec``, a number of its own, and ``argv``, cut to 200 characters; of ``exec_die`` ``exec`` and ``exit_code``."""
+    ``streak``, ``exit_code``, as they were then; of ``rename`` ``old``; of ``update`` ``changed``: names of limits, ``restart``,
+    ``networks``, ``ttl``; of ``exec_start`` ``exec``, a number of its own, and ``argv``, cut to 200 characters; of ``exec_die`` ``exec``
+    and ``exit_code``."""
 
     time: float
     kind: Kind
@@ -449,6 +450,7 @@ def _changed(before: Document, now: Document, running: bool) -> list[str]:
     was, limits = before.spec.limits, now.spec.limits
     names = [name for name in limits.__slots__ if getattr(limits, name) != getattr(was, name)]
     names += ["restart"] if now.restart != before.restart else []
+    names += ["networks"] if now.spec.endpoints != before.spec.endpoints else []
     return names + (["ttl"] if running and now.ends != before.ends else [])
 
 

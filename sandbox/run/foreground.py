@@ -24,6 +24,7 @@ from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import documents, listening
+from dockless.sandbox.run.joining import leave_at_end
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
 from dockless.sandbox.run.process import Exit, Process, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
@@ -129,6 +130,7 @@ class ForegroundSandbox:
             with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
+        leave_at_end(self._stack, start.joined)
         self._note(ready)
 
     def _occupy(self, image: Image, opened: contextlib.ExitStack) -> Place:

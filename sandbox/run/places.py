@@ -20,6 +20,8 @@ DESCRIPTORS = "/proc/self/fd"
 GROUP = "run-"
 """What the cgroups of foreground sandboxes begin with."""
 DOOR = "door"
+WAITS = "waits"
+"""In the directory of one that waits for its program: nobody can name it, and no list has it."""
 _ADDRESS = 108
 """Bytes of an address, with its NUL. unix(7)"""
 

@@ -16,28 +16,36 @@ import _thread
 import contextlib
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from dockless.base import json
 from dockless.base.dataclass import replace
+from dockless.base.descriptors import received, send
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, SandboxError, SandboxGone, Unsupported
 from dockless.sandbox.command import directory
 from dockless.sandbox.plan.plan import Op, Plan, encode, in_memory
 from dockless.sandbox.resolve import command_of
-from dockless.sandbox.run import listening
+from dockless.sandbox.run import children, documents, listening
 from dockless.sandbox.run.foreground import ForegroundSandbox
+from dockless.sandbox.run.joining import join, leave_at_end
+from dockless.sandbox.run.places import WAITS
 from dockless.sandbox.run.prepared import Prepared, waiting, with_program
 from dockless.sandbox.run.start import StartInputs, find_image, held_open, pins, prepare
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable
-    from socket import socket
 
     from dockless.images import Image
 
+_ASIDE = 0.003
+"""Seconds that whoever takes one has for herself before another begins: Python lets one thread go on at a time, and beginning one takes as
+long as a short program with its start and its end."""
 _NOBODY = ("true",)
 """The command of a plan that is given another."""
 
@@ -47,6 +55,8 @@ class WaitingSandbox(ForegroundSandbox):
 
     _owner: socket | None = None
     _ready: Prepared | None = None
+    hidden = True
+    """Whether no list has it while it waits."""
     prepared = False
     """Whether it has been seen to wait."""
 
@@ -62,15 +72,20 @@ class WaitingSandbox(ForegroundSandbox):
                 place = self._occupy(image, opened)
                 if not place.slots:
                     raise Unsupported("a sandbox that waits needs a state directory", subject=self.id, hint="set DOCKLESS_HOME")
+                if self.hidden:
+                    documents.note(self.directory, WAITS, b"")
                 self._ready = plan = ready(self._cgroup is not None)
                 self._planned(plan)
                 self._owner, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-                self._stack.enter_context(self._owner)
+                self._stack.callback(self._owner.close)
                 opened.enter_context(theirs)
-                slots = {0: null, 1: null, 2: null, plan.owner: theirs.fileno()} | place.slots | held_open(pin, opened)
-                slots |= plan.slots(self._cgroup, opened)
+                own = join(plan, place.directory, None, opened)
+                held = (*pin, *own.held) if own is not None else pin
+                slots = {0: null, 1: null, 2: null, plan.owner: theirs.fileno()} | place.slots | held_open(held, opened)
+                slots |= plan.slots(self._cgroup, opened, own)
                 self._process = prepare(StartInputs(place, plan, slots, self._cgroup), f"dockless {self.id}", cgroup=self._group_name)
             self._stack.callback(self._process.close)
+            leave_at_end(self._stack, own)
         except BaseException:
             self._stack.close()
             raise
@@ -86,6 +101,12 @@ class WaitingSandbox(ForegroundSandbox):
             self.process.await_barrier()
             self.prepared = True
 
+    def namespaces(self, count: int) -> list[int]:
+        """Descriptors of its namespaces, once, of one whose plan hands them over; the caller closes them. It waits then."""
+        assert self._owner is not None
+        self.await_barrier()
+        return received(self._owner, count, count)[1]
+
     def give(self, spec: Spec, image: Image, stdio: Sequence[int]) -> None:
         """Have it run the program of ``spec``; returns at once. ``SandboxGone`` where it does not wait any more, ``BadInput``"""
         assert self._ready is not None and self._owner is not None
@@ -93,11 +114,22 @@ class WaitingSandbox(ForegroundSandbox):
         workdir, command = self._workdir, command_of(self._ready.resolved, spec, image)
         beginning = in_memory(encode(Plan((Op("CHDIR", a=workdir),), command), take=True), sealed=True)
         try:
-            _give_away(self._ready, stdio)
+            self.give_away(stdio)
             self.process.give(self._owner, beginning, stdio)
         finally:
             os.close(beginning)
             self._owner.close()
+
+    def give_away(self, stdio: Sequence[int]) -> None:
+        """Pipes belong to the program's user, as OWN_PIPES has it; of one that root prepared, the launcher that waits has no right to
+        that."""
+        assert self._ready is not None
+        owner = next((op.x for op in self._ready.plan.ops if op.name == "OWN_PIPES"), None)
+        if owner is None or not self._ready.resolved.rootful:
+            return
+        for fd in {*stdio}:
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.fchown(fd, owner & 0xFFFFFFFF, owner >> 32)
 
     def await_program(self, image: Image) -> None:
         """Until it runs. ``CommandNotFound`` and its relatives, and then it is used up; ``SandboxGone``, and nothing has run."""
@@ -108,6 +140,29 @@ class WaitingSandbox(ForegroundSandbox):
             self.process.await_given(ready.plan)
         if self.process.waits:  # else there is nothing left of it to be found
             self._note(ready)
+            with contextlib.suppress(OSError):
+                os.unlink(self.directory / WAITS)
+
+    def hand_over(self, to: socket, pool: str) -> None:
+        """Send it to a process that gives it its program: ``taking.TakenSandbox``. It is that one's, and no longer ours; ``OSError``, and
+        it still is. ``pool``: ``About.made``."""
+        assert self._owner is not None
+        cgroup = () if self._cgroup is None else (self._cgroup.fd,)
+        about = {
+            "made": pool,
+            "id": self.id,
+            "keeper": self.process.keeper_pid,
+            "cgroup": self._cgroup.text if self._cgroup else "",
+            "prepared": self.prepared,
+            "warnings": self.warnings,
+        }
+        send(to, json.dumps(about).encode("ascii"), [self._owner.fileno(), *self.process.descriptors, *cgroup])
+        children.collect_later(self.process.keeper_pid)
+        self._stack.pop_all()
+        self._owner.close()
+        self.process.release()
+        if self._cgroup is not None:
+            self._cgroup.close()
 
     @property
     def _workdir(self) -> str:
@@ -115,25 +170,18 @@ class WaitingSandbox(ForegroundSandbox):
         return directory(self.spec.workdir) if self.spec.workdir else self._ready.resolved.workdir
 
 
-def _give_away(ready: Prepared, stdio: Sequence[int]) -> None:
-    """Pipes belong to the program's user, as OWN_PIPES has it; of one that root prepared, the launcher that waits has no right to that."""
-    owner = next((op.x for op in ready.plan.ops if op.name == "OWN_PIPES"), None)
-    if owner is None or not ready.resolved.rootful:
-        return
-    for fd in {*stdio}:
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.fchown(fd, owner & 0xFFFFFFFF, owner >> 32)
-
-
 class Pool:
     """``size`` sandboxes of one spec that wait. Its image stays what it was when the pool was made. ``expire``: seconds after which one
     that nobody has taken ends, 0 for never. Safe to use from several threads. Entering fills it; leaving ends all that wait, and none that
-    was taken. ``Unsupported`` for a spec with GPUs."""
+    was taken. ``Unsupported`` for a spec with GPUs, published ports or addresses that it names."""
 
     def __init__(self, spec: Spec, *, size: int, expire: float = 0.0, labels: Mapping[str, str] | None = None) -> None:
         if spec.gpus or spec.cdi:
             hint = "start what needs them by itself: dockless.run(…, gpus=1)"
             raise Unsupported("sandboxes that wait hold no GPUs, which others could use", subject="gpus", hint=hint)
+        if spec.ports or any(endpoint.addresses or endpoint.mac for endpoint in spec.endpoints):
+            hint = "start what needs it by itself, or leave it out"
+            raise Unsupported("sandboxes that wait cannot all have one port or address", subject="network", hint=hint)
         self.spec = spec
         self.size = size
         self._expire = expire
@@ -152,8 +200,8 @@ class Pool:
         return sum(box.alive for box in tuple(self._waiting))
 
     def __enter__(self) -> Pool:
-        self._image = find_image(self.spec.image)
-        self._pin = pins(self._image, self._opened)
+        self.image = find_image(self.spec.image)
+        self._pin = pins(self.image, self._opened)
         self._closed = False
         try:
             with self._filling:
@@ -175,13 +223,13 @@ class Pool:
             message = f"the pool belongs to process {self._pid}, from which this one was forked"
             raise SandboxError(message, subject=str(self._pid), hint="make a pool of your own")
         while True:
-            found = self._next()
-            box = self._begin() if found is None else found
+            found = self.next()
+            box = self.begin() if found is None else found
             try:
                 box.await_barrier()
-                box.give(spec, self._image, stdio)
+                box.give(spec, self.image, stdio)
                 self._refill()
-                box.await_program(self._image)
+                box.await_program(self.image)
             except BaseException as error:
                 box.__exit__(type(error), error, error.__traceback__)
                 if found is not None and isinstance(error, SandboxGone if box.prepared else DocklessError):
@@ -189,7 +237,7 @@ class Pool:
                 raise
             return box
 
-    def _next(self) -> WaitingSandbox | None:
+    def next(self) -> WaitingSandbox | None:
         """The one that has waited the longest, of those that have not ended."""
         while True:
             with self._lock:
@@ -213,6 +261,7 @@ class Pool:
     def _fill_aside(self) -> None:
         full = False
         try:
+            time.sleep(_ASIDE)
             with contextlib.suppress(DocklessError, OSError):  # the next take says it, if it cannot be had then either
                 self._fill()
                 full = True
@@ -224,23 +273,24 @@ class Pool:
     def _fill(self) -> None:
         """Begin as many as there are too few."""
         while not self._closed and len(self._waiting) < self.size:
-            box = self._begin()
+            box = self.begin()
             with self._lock:
                 if not self._closed:
                     self._waiting.append(box)
                     continue
             box.__exit__(None, None, None)
 
-    def _begin(self) -> WaitingSandbox:
+    def begin(self) -> WaitingSandbox:
+        """One more, which nobody has yet."""
         box = WaitingSandbox(self.spec, labels=self._labels)
-        box.prepare(self._image, self._pin, self._plan)
+        box.prepare(self.image, self._pin, self._plan)
         return box
 
     def _plan(self, has_cgroup: bool) -> Prepared:
         plan = self._plans.get(has_cgroup)
         if plan is None:
             spec = replace(self.spec, argv=_NOBODY, entrypoint=())
-            plan = self._plans[has_cgroup] = waiting(spec, self._image, self._expire, has_cgroup=has_cgroup)
+            plan = self._plans[has_cgroup] = waiting(spec, self.image, self._expire, has_cgroup=has_cgroup)
         return plan
 
     def close(self) -> None:

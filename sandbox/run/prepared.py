@@ -13,6 +13,7 @@ import os
 from itertools import islice
 from operator import attrgetter
 
+from dockless.base import paths
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dockless.base.idmaps import IdMap
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
+    from dockless.sandbox.run.joining import JoinedNetwork
 
 _KEPT, _COMMANDS = 64, 8
 """Plans that differ in more than their command, and commands of each."""
@@ -40,11 +42,12 @@ _others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone. ``plan``: where another
+    process has compiled it, and has started what it says."""
 
-    def __init__(self, resolved: Resolved, like: Prepared | None = None) -> None:
+    def __init__(self, resolved: Resolved, like: Prepared | None = None, plan: Plan | None = None) -> None:
         self.resolved = resolved
-        self.plan: Plan = compile_plan(resolved) if like is None else replace(like.plan, command=resolved.command)
+        self.plan: Plan = plan or compile_plan(resolved) if like is None else replace(like.plan, command=resolved.command)
         self._rows = None if like is None else like.rows
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self.noted = ""
@@ -54,6 +57,8 @@ class Prepared:
         self._network: int = labelled.get(NETWORK_LABEL, -1) if like is None else like._network
         self.owner: int = labelled.get(OWNER_LABEL, -1) if like is None else like.owner
         """The slot of the socket by which one that waits is given its program."""
+        self.shared: dict[int, int] = {}
+        """Slots that are filled alike for all of its sandboxes: ``zygotic``."""
         self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
 
     def _rules(self) -> tuple[DeviceRule, ...]:
@@ -79,23 +84,31 @@ class Prepared:
             self._rows = rows_of(self.plan.ops)
         return self._rows
 
-    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: SharedNetwork | None = None) -> dict[int, int]:
+    def user_namespace(self, opened: contextlib.ExitStack) -> int:
+        """A descriptor of the user namespace that it enters, -1 for none. ``IdMapError``"""
+        if self._userns < 0:
+            return -1
+        if self._userns in self.shared:
+            return self.shared[self._userns]
+        assert self.resolved.idmap is not None
+        if not self.resolved.reaches_others:
+            return namespace_fd(self.resolved.idmap)
+        own = own_namespace(self.resolved.idmap)
+        opened.callback(os.close, own)
+        return own
+
+    def slots(
+        self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: JoinedNetwork | SharedNetwork | None = None
+    ) -> dict[int, int]:
         """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
         What is only for this start is closed with ``opened``. ``ImageError`` for a layer that cannot be mounted."""
-        fds = {}
+        fds = dict(self.shared)
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
             if self.rules:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
-            assert self.resolved.idmap is not None
-            if network is not None:
-                fds[self._userns] = network.user
-            elif self.resolved.reaches_others:
-                fds[self._userns] = own_namespace(self.resolved.idmap)
-                opened.callback(os.close, fds[self._userns])
-            else:
-                fds[self._userns] = namespace_fd(self.resolved.idmap)
+            fds[self._userns] = network.user if network is not None and self._userns not in self.shared else self.user_namespace(opened)
         if self._network >= 0:
             assert network is not None
             fds[self._network] = network.network
@@ -119,8 +132,9 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
         check_shared_network(spec)
     if shared_network or not _keepable(spec) or asks_for_files_alone((*image.config.env, *spec.env)):
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
-        return Prepared(replace(resolved, shared_network=shared_network))
-    place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))
+        return Prepared(replace(resolved, shared_network=True) if shared_network else resolved)
+    read = (*_HOST_FILES, *(f"{paths.state()}/networks/{endpoint.network}/network.json" for endpoint in spec.endpoints))
+    place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, read))
     shared = (_others_of(spec), place, binds.grants(spec, owner))
     command = (spec.argv, spec.entrypoint, spec.env)
     alike = _kept.get(shared)
@@ -146,10 +160,11 @@ def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Pr
 
 
 def lending(spec: Spec, image: Image, idmap: IdMap, *, has_cgroup: bool) -> Prepared:
-    """The same for one that waits for nothing and lends its root, with this id map. Errors: as ``prepared``, and ``IdMapError``."""
+    """The same for one that waits for nothing and lends its root, with this id map. It is on no network, whatever its files say of names.
+    Errors: as ``prepared``, and ``IdMapError``."""
     found = resolve(spec, image, features.probe(), has_cgroup=has_cgroup)
     idmap.require(found.account.uid, found.account.gid, found.account.groups)
-    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True))
+    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True, shared_network=False))
 
 
 def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:

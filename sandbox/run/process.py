@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dockless import native
 from dockless.base import signal
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.descriptors import send
 from dockless.base.exit_codes import exit_code
 from dockless.base.interrupts import waiting
 from dockless.base.pidfds import hold
@@ -51,7 +52,7 @@ from dockless.sandbox.plan.plan import (
 )
 
 if TYPE_CHECKING:
-    from socket import socket
+    from _socket import socket
 
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS, _WAITING = 1, 2, 3, 4
@@ -195,6 +196,19 @@ class Process:
     def keeper_pid(self) -> int:
         return self._launched.pid
 
+    @classmethod
+    def taken_over(cls, plan: Plan, keeper: int, descriptors: Sequence[int]) -> Process:
+        """One that another process has begun, and lets go of. ``descriptors``: its ``descriptors``, which are ours from now on."""
+        plan_fd, report, leash, pidfd = descriptors
+        process = cls(native.Launched(keeper, pidfd, False), plan, plan_fd, report, leash, time.time())
+        process._due = math.inf
+        return process
+
+    @property
+    def descriptors(self) -> tuple[int, int, int, int]:
+        """What another process takes it over by, after which we ``release`` it: plan, report, leash, pidfd."""
+        return self._plan_fd, self._report_fd, self._leash_fd, self._launched.pidfd
+
     def keeper_pidfd(self) -> int:
         """A pidfd of the keeper; the caller closes it. ``SandboxGone`` if it has ended."""
         self.check_owner()
@@ -241,11 +255,9 @@ class Process:
 
     def give(self, owner: socket, beginning: int, stdio: Sequence[int]) -> None:
         """Give one that waits its program, once. ``beginning``: the sealed memfd of its command. ``SandboxGone`` where it has ended."""
-        from socket import send_fds
-
         self._started, self._clock = time.time(), time.monotonic()
         try:
-            send_fds(owner, [b"t"], [beginning, *stdio])
+            send(owner, b"t", [beginning, *stdio])
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
                 raise self._not_taken() from None
@@ -407,6 +419,12 @@ class Process:
         self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
         for fd in held - {-1}:
             os.close(fd)
+
+    def entrust(self) -> int:
+        """Let go of one that shall go on as long as somebody else lives: the end of its leash, for him to hold; the caller closes it."""
+        leash, self._leash_fd = self._leash_fd, -1
+        self.release()
+        return leash
 
     def close(self) -> None:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""

@@ -13,6 +13,7 @@ import fcntl
 import os
 import time
 
+from dockless.base import paths
 from dockless.base.path import Path
 from dockless.cgroups import Cgroup, find_delegation, users
 from dockless.errors import CgroupError, DocklessError
@@ -26,7 +27,18 @@ _SETTLED = 10.0
 
 def reconcile() -> list[str]:
     """Remove leftovers of this user's sandboxes: the names of what was removed. Whatever still runs, or has records, is left alone."""
-    return _groups() + _directories()
+    return _groups() + _directories() + _addresses()
+
+
+def _addresses() -> list[str]:
+    if os.geteuid() != 0 or not os.path.lexists(paths.state() / "networks"):
+        return []
+    from dockless.sandbox.network import admission
+
+    try:
+        return admission.sweep()
+    except DocklessError:  # a kernel or a disk that refuses it: the next start on a network says so
+        return []
 
 
 def _settled(path: str | Path) -> bool:

@@ -30,6 +30,7 @@ from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_HELD, SLOT_LOCK, SLOT_RES
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.run import process
 from dockless.sandbox.run.documents import Document, boot_id
+from dockless.sandbox.run.joining import JoinedNetwork, join
 from dockless.sandbox.run.places import DOOR, make_door
 from dockless.sandbox.run.prepared import Prepared, prepared
 from dockless.sandbox.run.process import Process
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
+    from dockless.sandbox.network.preview import Steps
 
 
 def new_id() -> str:
@@ -66,12 +68,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StartInputs:
-    """What is about to be carried out."""
+    """What is about to be carried out. ``joined``: the network that it enters by its spec."""
 
     place: Place
     ready: Prepared
     slots: dict[int, int]
     group: Cgroup | None = None
+    joined: JoinedNetwork | None = None
 
 
 def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False) -> Place | None:
@@ -120,8 +123,8 @@ def collect(
     network: SharedNetwork | None = None,
 ) -> StartInputs:
     """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. ``leased``: the lease of its GPUs; without one
-    they are taken here. ``network``: what it enters instead of a network of its own. Errors: ``resolve``'s and
-    ``compile_plan``'s, and ``NotEnoughGpus``."""
+    they are taken here. ``network``: what it enters instead of what its spec says. Errors: ``resolve``'s and
+    ``compile_plan``'s, ``NotEnoughGpus``, and those of ``joining.join``."""
     held = pins(image, opened)
     if spec.gpus:
         from dockless.sandbox.gpus.lease import take
@@ -137,8 +140,10 @@ def collect(
 
         for device in ready.resolved.devices:
             own_nodes.make(device, opened)
+    own = join(ready, place.directory, owner, opened) if network is None else None
+    held += own.held if own is not None else ()
     slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
-    return StartInputs(place, ready, slots | ready.slots(group, opened, network), group)
+    return StartInputs(place, ready, slots | ready.slots(group, opened, network or own), group, own)
 
 
 def carry_out(
@@ -284,3 +289,13 @@ def besides(ready: Prepared) -> list[str]:
         every, command = format_duration(resolved.health.interval), " ".join(resolved.health.argv)
         said.append(f"run {command!r} inside every {every} to see whether it is healthy")
     return said
+
+
+def network_steps(ready: Prepared) -> Steps:
+    """What is asked of the kernel for its networks before its keeper begins."""
+    spec = ready.resolved.spec
+    if not spec.endpoints or os.geteuid() != 0:
+        return ()
+    from dockless.sandbox.network.preview import preview
+
+    return preview(spec)

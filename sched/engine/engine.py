@@ -42,7 +42,7 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import draining, kept_out, mps, sharing
 from dockless.sched.engine.gpus.figures import Watch
 from dockless.sched.engine.gpus.hostgpus import HOST, HostGpus
-from dockless.sched.engine.host import host_supplies, own_cores, weights
+from dockless.sched.engine.host import host_supplies, own_cores, processors
 from dockless.sched.engine.lifecycle import ending, gang_ends, gangs, preempting, remains, starting
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
@@ -64,6 +64,8 @@ LAUNCHERS = 4
 LAUNCHERS_ON_GPUS = 16
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
+SHOWN_AT_ONCE = 500
+"""Jobs that are on disk and come into memory before somebody else's turn."""
 MOST_NAMED = 1_000_000
 """Jobs that those of an array wait for, counted for each of them: each has them on disk."""
 LOOK_AGAIN = 5.0
@@ -242,7 +244,7 @@ class Engine:
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
-        weights.ended(self, entry.job.uid)
+        processors.ended(self, entry.job.uid)
         entry.silent = False
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
@@ -268,11 +270,11 @@ class Engine:
         caller: Caller,
         specs: Sequence[Any],
         array: int | None,
-        place: tuple[int, int] = (0, 0),
+        in_array: tuple[int, int] = (0, 0),
         gang: bool = False,
         turn: Callable[[], Awaitable[None]] = next_round,
     ) -> list[int]:
-        """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``place``: their place in an
+        """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``in_array``: their place in an
         older array, see ``NewJob``. ``gang``: they start together, or not at all. ``turn``: awaited between pieces of
         work; for a request, until it is its user's."""
         if gang and array is not None:
@@ -284,7 +286,7 @@ class Engine:
         count = len(specs) if array is None else array
         self.admission.refuse_too_many(caller, self.per_user, count)
         with self.per_user.coming(caller.uid, count, 0):
-            new = await admitted(self, caller, specs, turn, array=array is not None, place=place, gang=gang)
+            new = await admitted(self, caller, specs, turn, array=array is not None, in_array=in_array, gang=gang)
             if array is not None and array * len(new[0].options.after) > MOST_NAMED:
                 hint = "let one job wait for them, and the array for that job"
                 raise BadInput(
@@ -295,13 +297,24 @@ class Engine:
             if array is not None:
                 new *= array
             now = time.time()
+            together = array is not None or gang
             with self.per_user.coming(caller.uid, 0, size):
-                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None or gang, now))
-        self.show_submitted(just_submitted(ids, new, now, array is not None or gang))
+                ids: list[int] = await self.write(lambda db: queue.insert(db, new, together, now))
+            await self.show_all(ids, new, now, ids[0] if together else 0, turn)
         return ids
 
-    def show_submitted(self, lives: Sequence[Live]) -> None:
-        """Jobs that are on disk now: in memory, too."""
+    async def show_all(
+        self, ids: Sequence[int], new: Sequence[queue.NewJob], now: float, array: int, turn: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Jobs that are on disk now: in memory, too, in turns. Whoever calls has them counted as ``coming``. ``array``: as in
+        ``just_submitted``."""
+        for start in range(0, len(ids), SHOWN_AT_ONCE):
+            if start:
+                await turn()
+            end = start + SHOWN_AT_ONCE
+            self._show(just_submitted(ids[start:end], new[start:end], now, array))
+
+    def _show(self, lives: Sequence[Live]) -> None:
         held = True
         for entry in self._enter(lives):
             self.line_up(entry)

@@ -151,13 +151,14 @@ def waiting_jobs(
     return many(WaitingJob, len(ids), columns)
 
 
-def just_submitted(ids: Sequence[int], jobs: Sequence[queue.NewJob], now: float, array: bool) -> list[Live]:
+def just_submitted(ids: Sequence[int], jobs: Sequence[queue.NewJob], now: float, array: int) -> list[Live]:
+    """``array``: the number of the array, or of the gang, of which these are the next jobs; 0 for none."""
     columns: dict[str, Iterable[Any]] = {name: [getattr(job, name) for job in jobs] for name in _AS_SUBMITTED}
     columns |= {"id": ids, "state": repeat(State.PENDING), "submitted": repeat(now)}
     if array:
-        columns |= {"array": repeat(ids[0]), "index": range(len(ids))}
-    elif any(job.place[0] for job in jobs):
-        columns |= {"array": [job.place[0] for job in jobs], "index": [job.place[1] for job in jobs]}
+        columns |= {"array": repeat(array), "index": range(ids[0] - array, ids[-1] - array + 1)}
+    elif any(job.in_array[0] for job in jobs):
+        columns |= {"array": [job.in_array[0] for job in jobs], "index": [job.in_array[1] for job in jobs]}
     rest = {"wanted": [job.wanted for job in jobs], "quota_groups": [job.quota_groups for job in jobs], "cancelled": repeat(False)}
     return many(Live, len(jobs), {"job": many(Job, len(jobs), columns), **rest, "spec_size": [len(job.spec) for job in jobs]})
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from dockless.base import paths
 from dockless.base.path import Path
-from dockless.base.settings import check_possible, load, missing_driver, unknown_classes, without_effect
+from dockless.base.settings import check_possible, load
+from dockless.base.settings_told import missing_driver, unknown_classes, without_effect
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput
 from dockless.sched import config

@@ -15,6 +15,7 @@ from dockless.base.later import re
 from dockless.base.text import shown
 from dockless.base.typing import Any
 from dockless.sandbox.gpus.request import CAPABILITIES
+from dockless.sched.formats.compose_networks import known_networks, networks_of
 from dockless.sched.formats.jobfile import JobFile, Role
 from dockless.sched.formats.tables import Path, Source, Table
 
@@ -23,9 +24,6 @@ _LONGEST = 1 << 20
 _LONGEST_LINE = 1 << 16
 """Characters of a command in one line: for a long word ``shlex`` takes time that grows with its square."""
 _NO_EFFECT = {
-    **dict.fromkeys(("networks", "links", "external_links", "dns", "dns_search", "dns_opt", "mac_address"),
-                    "services have one network, each is 127.0.0.1 by its name; the host's own is network_mode: host"),
-    **dict.fromkeys(("ports", "expose"), "no ports are published: with network_mode: host the program listens on the host itself"),
     **dict.fromkeys(("labels", "annotations", "label_file", "attach", "stop_timeout", "isolation", "storage_opt", "credential_spec"),
                     "it has no effect"),
     "container_name": "a job's sandbox has the job's number for a name",
@@ -79,11 +77,10 @@ def parse(values: Any, source: Source, directory: str, environment: Mapping[str,
         table.unused({"driver": "there are no drivers", "driver_opts": "there are no drivers", "labels": "it has no effect"})
         table.done_but("x-")
     files = {kind: _files(top, kind, directory) for kind in ("secrets", "configs")}
-    if top.has("networks"):
-        top.note("networks", _NO_EFFECT["networks"])
+    networks = known_networks(top)
     top.refuse({"include": "write the services out: docker compose config does it"})
     queue: dict[str, Any] = {}
-    found = [_role(table, service, directory, volumes, files, queue) for service, table in top.tables("services")]
+    found = [_role(table, service, directory, volumes, files, queue, networks) for service, table in top.tables("services")]
     roles = tuple(role for role in found if role.count)
     if not roles:
         top.wrong("services", "has none that is to run", "give one service at least")
@@ -151,7 +148,13 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
 
 
 def _role(
-    table: Table, name: str, directory: str, volumes: Mapping[str, str], files: Mapping[str, Mapping[str, str]], queue: dict[str, Any]
+    table: Table,
+    name: str,
+    directory: str,
+    volumes: Mapping[str, str],
+    files: Mapping[str, Mapping[str, str]],
+    queue: dict[str, Any],
+    networks: Mapping[str, str],
 ) -> Role:
     table.refuse(_REFUSED)
     table.unused(_NO_EFFECT)
@@ -162,8 +165,6 @@ def _role(
     options |= {keyword: table.texts(key) for key, keyword in _LISTS.items() if table.has(key)}
     if env := _pairs(table, "environment"):
         options["env"] = env
-    if hosts := _hosts(table):
-        options["add_hosts"] = hosts
     if sysctls := _pairs(table, "sysctls"):
         options["sysctls"] = sysctls
     mounts = [one for at, item in enumerate(table.items("volumes")) if (one := _mount(table, at, item, directory, volumes, options))]
@@ -184,11 +185,6 @@ def _role(
         options["root"] = "readonly"
     if not table.flag("init", True):
         table.note("init", "every sandbox has an init process")
-    if table.has("network_mode"):
-        mode = table.text("network_mode", "none")
-        if mode not in ("host", "none"):
-            table.wrong("network_mode", f"is {mode[:40]!r}", "there are the host's own network and none")
-        options["network"] = mode
     if table.has("healthcheck"):
         options["health"] = _health(table.table("healthcheck"))
     if table.has("pull_policy"):
@@ -200,6 +196,9 @@ def _role(
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
     gpus, count, cores = _deploy(table, options, queue)
+    networks_of(table, options, networks, count)
+    if hosts := _hosts(table, options):
+        options["add_hosts"] = hosts
     if table.text("runtime") == "nvidia" and not gpus and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
         table.wrong("runtime", "is nvidia, and the service asks for no GPUs", "write gpus: all, or how many it needs under deploy")
     if table.has("runtime"):
@@ -271,7 +270,7 @@ def _unnamed(table: Table, at: int, target: str) -> str:
     return ""
 
 
-def _hosts(table: Table) -> Any:
+def _hosts(table: Table, options: Mapping[str, Any]) -> Any:
     """A mapping, or a list of NAME:ADDRESS. The address of the host is left out where the host cannot be reached."""
     said = table.value("extra_hosts")
     if isinstance(said, dict):
@@ -281,7 +280,7 @@ def _hosts(table: Table) -> Any:
     found = []
     for text in texts:
         name, sign, address = text.replace("=", ":", 1).partition(":")
-        if address != "host-gateway":
+        if address != "host-gateway" or options.get("network", "none") not in ("none", "host"):
             found.append(text)
         elif table.value("network_mode") == "host":
             found.append(f"{name}{sign}127.0.0.1")

@@ -27,7 +27,8 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
         "reserve_cpus": "deploy.resources.reservations.cpus",
         "memory_low": "mem_reservation deploy.resources.reservations.memory", "pids": "pids_limit deploy.resources.limits.pids",
         "workdir": "working_dir", "health": "healthcheck", "grace": "stop_grace_period", "pull": "pull_policy",
-        "network": "network_mode", "profile": "privileged", "root": "read_only", "interactive": "stdin_open",
+        "network": "network_mode networks ports", "publish": "ports", "dns_options": "dns_opt",
+        "profile": "privileged", "root": "read_only", "interactive": "stdin_open",
         "namespaces": "pid ipc uts userns_mode cgroup", "retries": "restart deploy.restart_policy",
     },
     "dlc": {

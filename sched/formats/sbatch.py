@@ -173,13 +173,13 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
         if not shell:
             hint = f"save it as a file, and start that: {interpreter[-1].rpartition('/')[2]} FILE"
             raise BadInput(f"{source.what} has more than {_LONGEST_ARGUMENT} bytes", subject=source.what, hint=hint)
-        command = (*interpreter, "-c", *_in_parts(text, source.what), *arguments)
+        command = (*interpreter, "-c", *_short_enough(text, source.what), *arguments)
     else:
         command = (*interpreter, "-c", text, *([source.what, *arguments] if arguments else []))
     return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes), source=source)
 
 
-def _in_parts(text: str, name: str) -> list[str]:
+def _short_enough(text: str, name: str) -> list[str]:
     """The arguments of ``sh -c`` that run a script which is too long for one of them: the shell puts its parts together."""
     size = _LONGEST_ARGUMENT // 4  # a character has up to four bytes
     parts = [text[start : start + size] for start in range(0, len(text), size)]

@@ -36,8 +36,8 @@ _LAST_ALONE = ("hold", "release")
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON; ``place``:
-    the number of its array and its index there, where it is one of an older array."""
+    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON;
+    ``in_array``: the number of its array and its index there, where it is one of an older array."""
 
     uid: int
     user: str
@@ -54,7 +54,7 @@ class NewJob:
     on_reboot: str
     spec: str = field(repr=False)
     options: JobOptions = NO_OPTIONS
-    place: tuple[int, int] = (0, 0)
+    in_array: tuple[int, int] = (0, 0)
 
 
 def change_drained(db: sqlite3.Connection, more: Mapping[str, str], less: Collection[str]) -> dict[str, str]:
@@ -84,7 +84,7 @@ def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: flo
         (
             (
                 *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
-                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, *((first, i) if array else j.place)),
+                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, *((first, i) if array else j.in_array)),
                 specs[j.spec],
                 options[j.options],
             )

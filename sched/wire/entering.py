@@ -40,6 +40,7 @@ from dockless.errors import BadInput, Refused, SandboxGone, SchedError
 from dockless.sandbox.enter import Entry
 from dockless.sandbox.run.door import Entered
 from dockless.sched.callers import Caller
+from dockless.sched.engine.admission.amounts import check_values
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.engine import Engine
 from dockless.sched.jobs import Job, State
@@ -262,6 +263,7 @@ async def _hand_over(fd: int, message: dict[str, Any], writer: asyncio.StreamWri
 
 def _asked(request: dict[str, Any]) -> tuple[Entry, tuple[int, int] | None, bool]:
     """What enters, the size of its terminal, and whether it goes on by itself."""
+    check_values(request.get("program"), "program")
     entry, alone = replace(read(Entry, request.get("program"), "program"), handed=True), request.get("alone", False)
     if not isinstance(alone, bool) or (alone and (entry.tty or entry.given)):
         raise BadInput("'alone' is not for this program", subject="alone", hint="nobody would see its terminal, or speak to it")

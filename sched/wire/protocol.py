@@ -285,7 +285,7 @@ def fits(line: bytes, count: int) -> bool:
     return len(line) <= MAX_REQUEST and count <= MAX_JOBS_PER_SUBMIT and _parts(line) <= MAX_PARTS
 
 
-def in_parts(jobs: Iterable[bytes]) -> Iterator[list[bytes]]:
+def parts_of(jobs: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Jobs, in order, as many as a part takes at a time; at least one."""
     part, size = list[bytes](), 0
     for job in jobs:

@@ -34,7 +34,7 @@ class Submitting(Connection):
             return []
         with _none_queued():
             self._anew()
-            parts = protocol.in_parts(protocol.encode(_plain(job))[:-1] for job in specs)
+            parts = protocol.parts_of(protocol.encode(_plain(job))[:-1] for job in specs)
             begun = list[list[bytes]]()
             while sum(sum(map(len, part)) for part in begun) <= protocol.MAX_REQUEST and (part := next(parts, None)) is not None:
                 begun.append(part)

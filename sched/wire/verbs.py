@@ -177,7 +177,7 @@ class Verbs:
         await self._engine.decided()
         numbers = job_ids(request)
         return {
-            "jobs": _in_parts(self._answers.all_of(caller, [new[number] for number in numbers])),
+            "jobs": _some_at_a_time(self._answers.all_of(caller, [new[number] for number in numbers])),
             "new": [new[number] for number in numbers],
         }
 
@@ -196,13 +196,13 @@ class Verbs:
         numbers, turn = job_ids(request), partial(self._pacing.turn, caller.uid)
         await self._answers.all_own(caller, numbers, turn)
         await self._engine.each(numbers, lambda number: work(number, caller), turn)
-        return {"jobs": _in_parts(self._answers.all_of(caller, numbers))}
+        return {"jobs": _some_at_a_time(self._answers.all_of(caller, numbers))}
 
     async def _wait(self, caller: Caller, request: Request) -> Answer:
         numbers, timeout = job_ids(request), seconds(request, "timeout", 1e9)
         request.clear()  # a waiting client costs the daemon these numbers and no more
         left = await self._answers.wait(caller, numbers, timeout, partial(self._pacing.turn, caller.uid))
-        return {"timeout": True, "left": left} if left else {"jobs": _in_parts(self._answers.all_of(caller, numbers))}
+        return {"timeout": True, "left": left} if left else {"jobs": _some_at_a_time(self._answers.all_of(caller, numbers))}
 
     async def _info(self, caller: Caller, request: Request) -> Answer:
         await self._engine.gpus.look()
@@ -246,6 +246,6 @@ def _gpus(request: Request) -> list[str]:
     return gpus
 
 
-async def _in_parts(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:
+async def _some_at_a_time(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:
     while part := list(islice(jobs, AT_ONCE)):
         yield part

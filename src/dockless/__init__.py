@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dockless import errors as errors
     from dockless import images as images
     from dockless import native as native
+    from dockless import networks as networks
     from dockless import sandbox as sandbox
     from dockless import sched as sched
     from dockless import volumes as volumes
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from dockless._submitting import submit as submit
     from dockless._submitting import submit_file as submit_file
     from dockless._version import __version__ as __version__
+    from dockless._zygote import Called as Called
+    from dockless._zygote import Zygote as Zygote
     from dockless.aio import arun as arun
     from dockless.base.healthcheck import HealthCheck as HealthCheck
     from dockless.cgroups import IoMax as IoMax
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
     from dockless.errors import BadInput as BadInput
+    from dockless.errors import CallFailed as CallFailed
+    from dockless.errors import CallTimedOut as CallTimedOut
     from dockless.errors import CgroupError as CgroupError
     from dockless.errors import CheckFailed as CheckFailed
     from dockless.errors import CommandNotExecutable as CommandNotExecutable
@@ -103,6 +108,8 @@ if TYPE_CHECKING:
     from dockless.errors import Unsupported as Unsupported
     from dockless.errors import Unwritable as Unwritable
     from dockless.errors import VolumeInUse as VolumeInUse
+    from dockless.errors import ZygoteError as ZygoteError
+    from dockless.errors import ZygoteLost as ZygoteLost
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.archive.diff import Change as Change
@@ -111,10 +118,15 @@ if TYPE_CHECKING:
     from dockless.sandbox.files.tree import Copied as Copied
     from dockless.sandbox.files.watching import FileEvent as FileEvent
     from dockless.sandbox.files.watching import Watch as Watch
+    from dockless.sandbox.network.model import Egress as Egress
+    from dockless.sandbox.network.model import Endpoint as Endpoint
+    from dockless.sandbox.network.model import Port as Port
+    from dockless.sandbox.network.model import Rule as Rule
     from dockless.sandbox.run.events import Event as Event
     from dockless.sandbox.run.events import Events as Events
     from dockless.sandbox.run.health import Health as Health
     from dockless.sandbox.run.logfile import Row as Row
+    from dockless.sandbox.run.networks import NetworkInfo as NetworkInfo
     from dockless.sandbox.run.process import Exit as Exit
     from dockless.sandbox.run.volumes import VolumeInfo as VolumeInfo
     from dockless.sandbox.spec import Bind as Bind
@@ -140,7 +152,8 @@ _HOME = {
     "_finding": ("create", "list", "start"),
     "errors": (
         "AddressTaken",
-        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
+        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CallFailed", "CallTimedOut",
+        "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
         "DaemonUnavailable",
         "DocklessError", "Killed", "OutOfMemory", "SandboxLost", "TimedOut",
         "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
@@ -149,7 +162,7 @@ _HOME = {
         "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
         "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnknownNetwork",
         "UnknownVolume", "UnsafeLayer", "UnsafeRequest", "Unsupported",
-        "Unwritable", "VolumeInUse",
+        "Unwritable", "VolumeInUse", "ZygoteError", "ZygoteLost",
     ),
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
@@ -157,13 +170,16 @@ _HOME = {
     "_events": ("events",),
     "_executing": ("Execution",),
     "_pool": ("Pool",),
+    "_zygote": ("Called", "Zygote"),
     "_result": ("Result",),
     "sandbox.files.files": ("FileInfo", "Files"),
     "sandbox.files.tree": ("Copied",),
     "sandbox.files.watching": ("FileEvent", "Watch"),
+    "sandbox.network.model": ("Egress", "Endpoint", "Port", "Rule"),
     "sandbox.run.events": ("Event", "Events"),
     "sandbox.run.health": ("Health",),
     "sandbox.run.logfile": ("Row",),
+    "sandbox.run.networks": ("NetworkInfo",),
     "sandbox.run.process": ("Exit",),
     "sandbox.run.volumes": ("VolumeInfo",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
@@ -173,7 +189,7 @@ _HOME = {
     "_submitting": ("Submitted", "submit", "submit_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched", "volumes"))
+_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "networks", "sandbox", "sched", "volumes"))
 
 __all__ = sorted(_MODULE_OF)
 

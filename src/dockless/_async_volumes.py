@@ -16,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+def awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return await in_thread(partial(function, *args, **kwargs))
@@ -24,8 +24,8 @@ def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return call
 
 
-create = _awaited(volumes.create)
-get = _awaited(volumes.get)
-list = _awaited(volumes.list)
-remove = _awaited(volumes.remove)
-prune = _awaited(volumes.prune)
+create = awaited(volumes.create)
+get = awaited(volumes.get)
+list = awaited(volumes.list)
+remove = awaited(volumes.remove)
+prune = awaited(volumes.prune)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from dockless._jobfiles import unhidden
+from dockless._networks import egress_words, network_words, port_words
 from dockless._options import KEYWORDS, gpus_wanted
 from dockless.base.dataclass import defaults_of, replace
 from dockless.base.healthcheck import HealthCheck
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 _OF_ITS_TIME = ("hold", "begin", "after")
 """What a job waited for is not asked of the next one."""
-_LISTS = ("mounts", "tmpfs", "devices", "add_hosts", "group_add", "cap_add", "cap_drop")
+_LISTS = ("mounts", "tmpfs", "devices", "add_hosts", "group_add", "publish", "cap_add", "cap_drop")
+_OF_SEVERAL = ("limits", "mounts", "tmpfs", "devices", "network", "egress")
+"""Keywords that fill several fields, or share one."""
 _OF_GPUS = ("gpus", "gpu_memory", "gpu_class")
 _NOT_SAID = (("best_effort", False), ("seccomp", ""))
 """What the command line gives where nothing was said."""
@@ -92,6 +95,8 @@ def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[st
 
 def _changed(role: Role, options: Mapping[str, Any], command: Sequence[str]) -> Role:
     said = {name: value for name, value in options.items() if value not in (None, [], {}) and (name, value) not in _NOT_SAID}
+    if options.get("allow_out") == []:  # --deny-out
+        said["allow_out"] = []
     gpus = _gpus(role.gpus, {name: said.pop(name) for name in _OF_GPUS if name in said})
     if isinstance(said.get("health"), HealthCheck):
         said["health"] = differences(said["health"])
@@ -125,16 +130,19 @@ def _keywords(spec: Spec) -> dict[str, Any]:
     defaults = defaults_of(type(spec))
     found: dict[str, Any] = {}
     for row in KEYWORDS:
-        if row.field and row.name not in ("limits", "mounts", "tmpfs", "devices") and getattr(spec, row.field) != defaults.get(row.field):
-            value = getattr(spec, row.field)
+        if row.field and row.name not in _OF_SEVERAL and (value := getattr(spec, row.field)) != defaults.get(row.field):
             found[row.name] = _WRITE[row.name](value) if row.name in _WRITE else plain(value)
     found["tmpfs"] = [_tmpfs(mount) for mount in spec.mounts if mount.kind == "tmpfs"]
     found["mounts"] = [_mount(mount) for mount in spec.mounts if mount.kind != "tmpfs"]
+    if spec.network != "none":
+        found["network"] = network_words(spec.network, spec.endpoints)
+    if spec.egress is not None:
+        found |= egress_words(spec.egress, spec.profile)
     found["devices"] = [*(f"{one.source}:{one.target}:{one.access}" for one in spec.devices), *spec.cdi]
     for row in limits.KEYWORDS:
         if (value := getattr(spec.limits, row.field)) not in (None, ()):
             found[row.name] = _WRITE[row.name](value) if row.name in _WRITE else value
-    return {name: value for name, value in found.items() if value not in ([], {})}
+    return {name: value for name, value in found.items() if value not in ([], {}) or name == "allow_out"}
 
 
 def _mount(mount: Mount) -> str:
@@ -161,6 +169,7 @@ _WRITE: dict[str, Callable[[Any], Any]] = {
     "env": dict,
     "sysctls": dict,
     "add_hosts": lambda hosts: [f"{name}:{address}" for name, address in hosts],
+    "publish": lambda ports: [port_words(port) for port in ports],
     "namespaces": differences,
     "ulimits": lambda found: {limit.name: [limit.soft, limit.hard] for limit in found},
     "umask": lambda mask: f"{mask:03o}",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dockless.sched import JobSpec
     from dockless.sched.parsing import ArrayCount
 
-_NOT_IN_FILES = ("gpus", "labels", "limits")
-"""Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
+_NOT_IN_FILES = ("gpus", "labels", "limits", "egress")
+"""Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and two that only Python can give."""
 _OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
 _FROM_HIDDEN = f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"'
@@ -141,7 +141,10 @@ def _jobs_of_list(path: str, progress: Callable[[int, int], None]) -> list[JobSp
 
 def name_lines(error: DocklessError, path: str) -> None:
     """What the daemon refuses of a list is told by the lines of its file."""
-    error.args = (with_line(str(error), path), *error.args[1:])
+    told = with_line(str(error), path)
+    if error.number and told == str(error):  # it names no place in a list of one job
+        told = f"{path}:{error.number}: {told}"
+    error.args = (told, *error.args[1:])
     if notes := getattr(error, "__notes__", None):
         notes[:] = [with_line(note, path) for note in notes]
 
@@ -161,15 +164,6 @@ def _job_of_line(line: str, what: str, known: Sequence[str]) -> JobSpec:
         hint = "submit the array alone, or write its jobs out"
         wrong.add(BadInput(f"{what}: array stands in a list of jobs", subject="array", hint=hint))
     job = _job_of(file, what, {}, wrong)
-    wrong.refuse()
-    assert job is not None
-    return job
-
-
-def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
-    """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
-    wrong = _wrong_of(file, what)
-    job = _job_of(file, what, queue, wrong)
     wrong.refuse()
     assert job is not None
     return job
@@ -207,26 +201,17 @@ def _with_variables(job: JobSpec, role: Role) -> JobSpec:
     """A job of an array with the variables that say its rank, its port and the cluster: it is the only one there, and its port is in its
     own network. Those that start together get theirs from the daemon."""
     from dockless.sched.jobs import JobOptions
-    from dockless.sched.roles import FIRST_PORT, environment
+    from dockless.sched.roles import FIRST_PORT, LOOPBACK, environment
 
     if job.spec.network == "host":
         return job
     own = dict(job.spec.env)
-    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, openpai=_OF_OPENPAI in own)
+    found = environment([JobOptions(role=role.name, ports=(FIRST_PORT,))], 0, [LOOPBACK], [LOOPBACK], openpai=_OF_OPENPAI in own)
     return replace(job, spec=replace(job.spec, env=tuple((found | own).items())))
 
 
-def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
-    """The jobs of a file that start together, by rank: a role that is called master or chief comes first. ``queue``: instead of what the
-    file says, where not None. ``BadInput``"""
-    wrong = _wrong_of(file, what)
-    found = _gang_of(file, what, queue, wrong)
-    wrong.refuse()
-    return found
-
-
 def _gang_of(file: JobFile, what: str, queue: Mapping[str, Any], wrong: Findings) -> list[JobSpec]:
-    """All of them where nothing is wrong, which is noted."""
+    """The jobs that start together, by rank: a role that is called master or chief comes first. What is wrong is noted."""
     from dockless.sched.jobs import MAX_MEMBERS
 
     count = sum(role.count for role in file.roles)

@@ -11,7 +11,8 @@ from dockless.base.paths import Argument, StrPath
 from dockless.base.typing import TYPE_CHECKING, Any, Literal, Required
 from dockless.cgroups import IoMax, Limits
 from dockless.images.pull_policy import PullPolicy
-from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
+from dockless.sandbox.network.model import Egress, Endpoint, Port, Rule
+from dockless.sandbox.spec import Mount, Namespaces, Profile, Rlimit, RootMode
 
 if TYPE_CHECKING:
     from typing import TypedDict
@@ -39,6 +40,12 @@ class Options(TypedDict, total=False):
     tty: its standard streams are a terminal of its own. interactive: the standard input of a detached one stays open, for ``attach``.
     devices: ``"/dev/kvm"``, ``"/dev/sda:/dev/disk:r"``, ``"amd.com/gpu=0"`` as a file of the Container Device Interface describes it;
     ``"amd.com/gpu:2"``: any two, where the settings say that they are leased.
+    network: ``"none"`` (the default: loopback alone), ``"host"``, ``"bridge"``, the name of a user network, ``"container:ID"``; or
+    several names; ``"NAME:ip=10.1.0.5,mac=…,alias=db"`` or an ``Endpoint`` says more. publish: ``"8080:80"``, ``"127.0.0.1:53:53/udp"``:
+    ports of the host that lead inside. dns, dns_search, dns_options: for its /etc/resolv.conf. allow_out: where alone it may connect to
+    beyond its networks, ``["10.0.0.0/8", "pypi.org:443"]``, nowhere if empty. allow_host: that may be the host itself or a metadata
+    address, the default unless allow_out is given or the profile is untrusted. net_rate: ``"10M"`` bytes a second, in and out each.
+    log_denied: what is refused is in the kernel's log. egress: a ready ``Egress`` instead of those four.
     add_hosts: ``{"db": "10.0.0.5"}`` or ``"db:10.0.0.5"``. sysctls: ``{"net.core.somaxconn": 1024}``, those of its own namespaces.
     pull: ``"missing"`` (the default) brings an image that the store lacks, ``"always"``, ``"newer"``, ``"never"``.
     platform: ``"linux/arm64"``, that the image must be for.
@@ -69,7 +76,16 @@ class Options(TypedDict, total=False):
     tty: bool
     interactive: bool
     devices: Iterable[str]
-    network: Network
+    network: str | Endpoint | Iterable[str | Endpoint]
+    publish: str | Port | Iterable[str | Port]
+    dns: str | Iterable[str]
+    dns_search: str | Iterable[str]
+    dns_options: str | Iterable[str]
+    egress: Egress | None
+    allow_out: str | Iterable[str | Rule] | None
+    allow_host: bool | None
+    net_rate: Size | None
+    log_denied: bool
     namespaces: Namespaces | Mapping[str, str]
     time_offset: int
     cap_add: str | Iterable[str]

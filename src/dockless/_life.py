@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
     from dockless.sandbox.run.health import Health
     from dockless.sandbox.run.logfile import Row
+    from dockless.sandbox.run.networks import Leased
+    from dockless.sandbox.spec import Spec
 
 OUR_LABELS = ("job", "queue", "gpus")
 """Labels that dockless itself gives: the daemon's jobs have them, and sandboxes with simulated GPUs."""
@@ -133,9 +135,10 @@ def update(box: Box, limits: Limits | None, restart: str | None) -> None:
         detached.set_restart(box, policy)
 
 
-def described(box: Box) -> dict[str, Any] | None:
-    """One sandbox as a record for scripts; None if it went away while we looked. ``reason``: why a vanished one has no exit, or what keeps
-    one from being restarted. ``next_start``: when its restart policy starts it, in seconds since 1970."""
+def described(box: Box, leased: Leased | None = None) -> dict[str, Any] | None:
+    """One sandbox as a record for scripts; None if it went away while we looked. ``leased``: what is known of all networks. ``reason``:
+    why a vanished one has no exit, or what keeps one from being restarted. ``next_start``: when its restart policy starts it, in seconds
+    since 1970."""
     from dockless.sandbox.run.restarting import due
 
     state: State = box.state()
@@ -154,6 +157,7 @@ def described(box: Box) -> dict[str, Any] | None:
         "state": state,
         "pid": box.pid if state in RUNNING else 0,
         "created": known.created,
+        **_network(box, spec, leased, runs=state in RUNNING),
         "gpus": [*spec.gpus],
         "simulated": bool(spec.gpus) and (known.labels.get("gpus") == "simulated" or _simulated()),
         "labels": known.labels,
@@ -173,8 +177,26 @@ def _damaged(box: Box, state: State, reason: str) -> dict[str, Any]:
     """A sandbox of which nothing is known but that it is there."""
     known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.present.directory), "foreground": box.foreground}
     unknown = {"image": "", "command": [], "pid": 0, "created": box.directory.stat().st_mtime, "gpus": [], "simulated": False}
+    unknown |= {"network": "none", "networks": [], "ports": []}
     unknown |= {"labels": {}, "restart": "no", "restarts": 0, "next_start": None}
     return {**unknown, **_exit(box, state), "health": _health(box), "ends": None, **known}
+
+
+def _network(box: Box, spec: Spec, leased: Leased | None, *, runs: bool) -> dict[str, Any]:
+    """``network``: as its spec says it. ``networks``: those by name, with what it has there while it runs. ``ports``: of the host."""
+    from dockless.base.records import plain
+
+    found: dict[str, Any] = {"network": spec.network, "networks": [], "ports": plain(spec.ports)}
+    if not spec.endpoints:
+        return found
+    from dockless.sandbox.run import networks
+
+    has = {lease.network: lease for lease in networks.of(box, leased)} if runs else {}
+    for endpoint in spec.endpoints:
+        lease = has.get(endpoint.network)
+        addresses, mac, names = (lease.addresses, lease.mac, lease.names) if lease else ((), "", ())
+        found["networks"].append({"name": endpoint.network, "addresses": [*addresses], "mac": mac, "names": [*names]})
+    return found
 
 
 def _health(box: Box) -> dict[str, Any] | None:

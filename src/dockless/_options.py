@@ -25,15 +25,19 @@ from dockless.errors import BadInput
 if TYPE_CHECKING:
     from dockless.base.paths import StrPath
     from dockless.cgroups import Limits
+    from dockless.sandbox.network.model import Endpoint, Port
     from dockless.sandbox.spec import HostDevice, Mount, Namespaces, Rlimit, Spec
 
 _MOST_ITEMS = 1_000_000
 _GROUP = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\$?\Z"
+_EGRESS = ("allow_out", "allow_host", "net_rate", "log_denied")
 _ELSEWHERE = {
     "cwd": "workdir", "working_dir": "workdir", "environment": "env", "envs": "env", "volumes": "mounts", "binds": "mounts",
     "mem_limit": "memory", "cpu": "cpus", "nano_cpus": "cpus", "gpu": "gpus", "pids_limit": "pids", "shell": 'args: ["sh", "-c", …]',
     "command": "args",
     "extra_hosts": "add_hosts", "detach": "dockless.start", "name": "id", "network_mode": "network", "universal_newlines": "text",
+    "ports": "publish", "networks": "network", "dns_opt": "dns_options", "mac_address": 'network: "NAME:mac=…"',
+    "ip": 'network: "NAME:ip=…"',
     "privileged": 'profile="privileged"', "read_only": 'root="readonly"', "auto_remove": "nothing: it is always removed",
     "restart": "dockless.start or dockless.create", "restart_policy": "restart, of dockless.start or dockless.create",
 }  # fmt: skip
@@ -107,6 +111,10 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     given = given_options(options)
     _refuse_without_effect(image, given)
     given["limits"] = _limits(given)
+    if any(name in given for name in _EGRESS):
+        from dockless._networks import egress_of
+
+        given["egress"] = egress_of(given)
     fields = filled(KEYWORDS, given)
     if "capabilities" in str(given.get("gpus") or ""):
         said = _driver_capabilities(given["gpus"])
@@ -160,10 +168,14 @@ def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
         hint = "leave it out, or bound the root by its size: --root-size (root_size)"
         raise BadInput("disk has no effect on a root in memory, as the image host and root tmpfs have it", subject="disk", hint=hint)
     if options.get("profile") == "untrusted":
-        for name, value in (("network", "host"), ("root", "disk")):
-            if options.get(name) == value:
-                hint = "leave one of them out: the profile has no network and no root on disk that can be written"
-                raise BadInput(f"{name} {value} is not possible with the profile untrusted", subject=name, hint=hint)
+        if options.get("root") == "disk":
+            hint = "leave one of them out: the profile has no root on disk that can be written"
+            raise BadInput("root disk is not possible with the profile untrusted", subject="root", hint=hint)
+        network = options.get("network")
+        alone = network if isinstance(network, str) else network[0] if isinstance(network, (list, tuple)) and len(network) == 1 else ""
+        if isinstance(alone, str) and (alone == "host" or alone.startswith("container:")):
+            hint = "leave one of them out: the profile has a network of its own, or none"
+            raise BadInput(f"network {alone[:80]} is not possible with the profile untrusted", subject="network", hint=hint)
     if options.get("keep_log") is False and options.get("log_size"):
         raise BadInput("log_size is the size of a log that is kept", subject="log_size", hint="leave it out, or keep the log")
     for name in ("hostname", "domainname"):
@@ -304,8 +316,30 @@ def _namespaces(value: Namespaces | Mapping[str, str], name: str) -> Namespaces:
     return Namespaces(**value)  # type: ignore[arg-type]
 
 
-def _capabilities(value: str | Iterable[str], name: str) -> tuple[str, ...]:
+def _texts(value: str | Iterable[str], name: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _network(value: str | Endpoint | Iterable[str | Endpoint], name: str) -> str:
+    if value in ("none", "host"):
+        return str(value)
+    from dockless._networks import network_of
+
+    return network_of(value, name)
+
+
+def _endpoints(value: str | Endpoint | Iterable[str | Endpoint], name: str) -> tuple[Endpoint, ...]:
+    if value in ("none", "host"):
+        return ()
+    from dockless._networks import endpoints_of
+
+    return endpoints_of(value, name)
+
+
+def _published(value: str | Port | Iterable[str | Port], name: str) -> tuple[Port, ...]:
+    from dockless._networks import published
+
+    return published(value, name)
 
 
 def _seccomp(value: StrPath, name: str) -> str:
@@ -375,11 +409,21 @@ KEYWORDS = (
     Keyword("interactive", "interactive", as_it_is),
     Keyword("devices", "devices", _devices),
     Keyword("devices", "cdi", _named_devices),
-    Keyword("network", "network", as_it_is),
+    Keyword("network", "network", _network),
+    Keyword("network", "endpoints", _endpoints),
+    Keyword("publish", "ports", _published),
+    Keyword("dns", "dns", _texts),
+    Keyword("dns_search", "dns_search", _texts),
+    Keyword("dns_options", "dns_options", _texts),
+    Keyword("egress", "egress", as_it_is),  # or made by _networks.egress_of of these
+    Keyword("allow_out", "", as_it_is),
+    Keyword("allow_host", "", as_it_is),
+    Keyword("net_rate", "", as_it_is),
+    Keyword("log_denied", "", as_it_is),
     Keyword("namespaces", "namespaces", _namespaces),
     Keyword("time_offset", "time_offset", as_it_is),
-    Keyword("cap_add", "cap_add", _capabilities),
-    Keyword("cap_drop", "cap_drop", _capabilities),
+    Keyword("cap_add", "cap_add", _texts),
+    Keyword("cap_drop", "cap_drop", _texts),
     Keyword("seccomp", "seccomp", _seccomp),
     Keyword("ulimits", "rlimits", _rlimits),
     Keyword("umask", "umask", _umask),

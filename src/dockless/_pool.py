@@ -47,6 +47,22 @@ if TYPE_CHECKING:
 _MOST = 1000
 
 
+class NamedPool:
+    """A pool that ``dockless pool create`` has made. ``BadInput`` where there is none."""
+
+    def __init__(self, name: str) -> None:
+        from dockless.sandbox.run import named_pools
+
+        self.about, self._plan = named_pools.read(name)
+        self.spec: Spec = self.about.wanted.spec
+        self._labels = self.about.wanted.labels
+
+    def _give(self, spec: Spec, stdio: Sequence[int]) -> Inner:
+        from dockless.sandbox.run import taking
+
+        return taking.take(self.about, self._plan, spec, stdio)
+
+
 class Pool(Unpicklable):
     """``size`` sandboxes of an image that wait for a program each. Entering makes them, leaving ends those that wait.
 
@@ -129,6 +145,11 @@ class Pool(Unpicklable):
             result.check_returncode()
         return result
 
+    def _give(self, spec: Spec, stdio: Sequence[int]) -> Inner:
+        if self._waiting is None:
+            raise SandboxGone("the pool is not open", subject="pool", hint="use it as a context manager: with dockless.Pool(…) as pool")
+        return self._waiting.take(spec, stdio)
+
     def _box_for(self, args: Arguments, **options: Any) -> Sandbox[Any]:
         return box_for(lambda image, args, **options: _taken(self, args, **options), None, args, **options)
 
@@ -152,7 +173,7 @@ class Taken(Sandbox[S]):
     @checked
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | NamedPool,
         args: Sequence[Argument] | None = None,
         *,
         env: Mapping[str, str] | Iterable[str] = (),
@@ -190,7 +211,4 @@ class Taken(Sandbox[S]):
         return self.spec.image
 
     def _launch(self, image: str, stdio: Stdio) -> Inner:
-        sandboxes = self._pool._waiting
-        if sandboxes is None:
-            raise SandboxGone("the pool is not open", subject="pool", hint="use it as a context manager: with dockless.Pool(…) as pool")
-        return sandboxes.take(self.spec, stdio.theirs)
+        return self._pool._give(self.spec, stdio.theirs)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import ParamSpec
 
+from dockless import _async_networks as networks
 from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _finding, _submitting
 from dockless._async_attaching import Attachment
@@ -32,6 +33,7 @@ from dockless._async_events import AsyncEvents
 from dockless._async_executing import Execution
 from dockless._async_pool import Pool
 from dockless._async_submitting import Submitted
+from dockless._async_zygote import Zygote
 from dockless._call import box_for, result_from
 from dockless._loop import in_thread, unless_cancelled
 from dockless._opening import Opening
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from dockless.images.pull_policy import PullPolicy
 
 __all__ = [
-    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start",
+    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "Zygote",
+    "commit", "create", "diff", "events", "list", "networks", "pull", "run", "start",
     "submit", "submit_file", "volumes",
 ]  # fmt: skip
 

@@ -215,6 +215,37 @@ def _idmapped() -> tuple[Status, str, str]:
     return "note", "this kernel has none", "boot Linux 5.12 or newer (5.19 for overlay layers)"
 
 
+def _networks() -> tuple[Status, str, str]:
+    if os.geteuid() != 0:
+        return _networks_of_user()
+    from dockless.sandbox.network import netlink, sysctls
+    from dockless.sandbox.network.host import Host
+
+    if not Host().can_bridge():
+        return "note", "this kernel, or a container around this process, has no bridges: sandboxes have the host's network, or none", ""
+    try:
+        Host().netlink(netlink.NETFILTER).close()
+    except OSError as error:
+        return "note", f"this kernel has no nftables: {error.strerror}", "as root: modprobe nf_tables"
+    if sysctls.forwards(4):
+        return "ok", "bridges can be made, and lead out", ""
+    step = f'as root: sysctl -w {sysctls.FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
+    return "note", "bridges can be made; this host sends no packets on, so those that lead out are an error", step
+
+
+def _networks_of_user() -> tuple[Status, str, str]:
+    from dockless.sandbox.network import pasta
+
+    try:
+        found = pasta.installed()
+    except DocklessError as error:
+        return "note", f"{error}: a user's sandboxes have the host's network, or none", error.hint
+    if not found.drops_loopback:
+        step = "for sandboxes with NET_RAW or NET_ADMIN, install passt of August 2024 or newer"
+        return "ok", f"one for each sandbox, by {found.path}, which is old", step
+    return "ok", f"one for each sandbox, by {found.path}", ""
+
+
 def _disk() -> tuple[Status, str, str]:
     from dockless.sandbox.run import project
 
@@ -268,7 +299,7 @@ def _daemon() -> tuple[Status, str, str]:
 
 
 def _settings() -> tuple[Status, str, str]:
-    from dockless.base import settings
+    from dockless.base import settings, settings_told
     from dockless.sandbox.gpus.host_classes import has_class
     from dockless.sched.engine.reading import startable
 
@@ -278,8 +309,8 @@ def _settings() -> tuple[Status, str, str]:
         startable(path)
     except BadInput as error:
         return "note", f"{error} (the daemon does not start with it)", error.hint
-    unknown = settings.without_effect(path) + settings.unknown_classes(has_class(kinds), path)
-    if missing := settings.missing_driver(path):
+    unknown = settings_told.without_effect(path) + settings_told.unknown_classes(has_class(kinds), path)
+    if missing := settings_told.missing_driver(path):
         step = "name the directory where the driver is installed, or leave gpus.driver_root out"
         step += "; correct or remove the others: they have no effect" if unknown else ""
         return "note", "; ".join(missing + unknown), step
@@ -377,6 +408,7 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("overlay", _overlay),
     ("idmapped mounts", _idmapped),
     ("disk limits", _disk),
+    ("networks", _networks),
     ("GPUs", _gpus),
     ("settings", _settings),
     ("daemon", _daemon),

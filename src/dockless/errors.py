@@ -33,7 +33,11 @@
      │    ├── UnknownVolume         no volume of that name
      │    ├── VolumeInUse           a sandbox has it
      │    ├── NotEnded              it was killed, and still something of it lives
-     │    └── BadAnswer             what a sandbox says about its own files makes no sense
+     │    ├── BadAnswer             what a sandbox says about its own files, or a call answers, makes no sense
+     │    └── ZygoteError           a zygote cannot be made: an import, threads, no Python in the image
+     │         ├── ZygoteLost       it has ended
+     │         └── CallFailed       a call raised an exception, or ended without an answer
+     │              └── CallTimedOut   its time was up
      ├── GpuError
      │    ├── GpuDriverMissing      no NVIDIA driver on this host
      │    ├── UnknownGpu            no GPU of that index or UUID
@@ -68,6 +72,8 @@ class DocklessError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = exit_codes.ERROR
+    number: int = 0
+    """Of jobs that are submitted together, the one that it is about, counted from 1; 0 where it is about none."""
 
     def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -293,9 +299,42 @@ class NotEnded(SandboxError):
 
 
 class BadAnswer(SandboxError):
-    """What a sandbox says about its own files makes no sense: something inside changes it."""
+    """What a sandbox says about its own files, or answers to a call, makes no sense: something inside changes it."""
 
     code = "bad_answer"
+
+
+class ZygoteError(SandboxError):
+    """A zygote cannot be made: a module cannot be imported, has started threads or made shared memory; the image has no Python."""
+
+    code = "zygote"
+
+
+class ZygoteLost(ZygoteError):
+    """The zygote has ended, or takes no requests. Calls that ran in it have ended with it."""
+
+    code = "zygote_lost"
+
+
+class CallFailed(ZygoteError):
+    """A call of a zygote raised an exception, ended without an answer, or gave what cannot cross.
+
+    ``kind``: the exception's class by its name inside, ``"ValueError"`` or ``"json.decoder.JSONDecodeError"``; empty where there was none.
+    ``text``: its message. ``traceback``: as Python prints it. ``stdout``, ``stderr``: what the call has printed."""
+
+    code = "call_failed"
+    kind = ""
+    text = ""
+    traceback = ""
+    stdout = ""
+    stderr = ""
+
+
+class CallTimedOut(CallFailed):
+    """The time of a call was up, and all that it had started was killed."""
+
+    code = "call_timed_out"
+    exit_code = exit_codes.TIMED_OUT
 
 
 class GpuError(DocklessError):

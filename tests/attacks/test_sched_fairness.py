@@ -22,7 +22,7 @@ from support.scheduling import DaemonProcess, as_user
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import Client, JobSpec
-from dockless.sched.engine.admission import admitting
+from dockless.sched.engine.admission import amounts
 from dockless.sched.wire import protocol, server
 
 pytestmark = [pytest.mark.requires("root", "userns")]
@@ -362,7 +362,7 @@ def test_a_job_is_not_lost_for_want_of_descriptors(daemon):
 @pytest.mark.parametrize("op", ["part", "submit"])
 def test_many_submits_at_once_are_one_users_work(tmp_path, monkeypatch, op):
     """However many connections she has: between two of another user's turns as many jobs are looked at as of one submit."""
-    connections, jobs = 20, 3 * admitting.JOBS_A_TURN
+    connections, jobs = 20, 3 * amounts.JOBS_A_TURN
     job = {"spec": {"image": "host", "argv": ["true"]}, "hold": True}
     line = protocol.encode({"v": protocol.VERSION, "op": op, "jobs": [job] * jobs} | ({"of": jobs} if op == "part" else {}))
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
@@ -385,7 +385,7 @@ def test_many_submits_at_once_are_one_users_work(tmp_path, monkeypatch, op):
             await asyncio.sleep(0)
             rounds += 1
         assert all(json.loads(answer)["ok"] for answer in answers.result())
-        assert looked_at.total() == connections * jobs and max(looked_at.values()) <= admitting.JOBS_A_TURN
+        assert looked_at.total() == connections * jobs and max(looked_at.values()) <= amounts.JOBS_A_TURN
         for _, writer in wires:
             writer.close()
 

@@ -214,6 +214,7 @@ def test_a_notebook_writes_what_it_shows(path, capsys):
 
 def test_there_is_a_test_for_each_example():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
-        "agent.py", "batch.py", "served.py", "service.py", "snippets.py", "test_machine.py", "tries.py", *(path.name for path in NOTEBOOKS)
+        "agent.py", "batch.py", "served.py", "service.py", "snippets.py", "test_machine.py", "tries.py", *(path.name for path in NOTEBOOKS),
+        *(f"{name}{ending}" for name in ("distributed", "parameter_server") for ending in (".py", ".toml")),  # test_distributed.py
     }  # fmt: skip
     assert NOTEBOOKS

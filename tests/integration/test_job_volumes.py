@@ -7,9 +7,10 @@ import pwd
 from pathlib import Path
 
 import pytest
+from support.orders import job_of
 from support.scheduling import DaemonProcess, as_user
 
-from dockless._jobfiles import keywords, make_job_of
+from dockless._jobfiles import keywords
 from dockless.base.dataclass import replace
 from dockless.sandbox.spec import Spec
 from dockless.sched import Client, JobSpec, State
@@ -180,12 +181,12 @@ def test_directories_that_a_job_file_names(home, data):
     (data / "files/there").write_text("read\n")
     (data / "files").chmod(0o755)
     (data / "files/out").chmod(0o700)
-    job = make_job_of(read(PARAMS.format(data=data / "files"), "job.json", keywords=keywords()), "job.json")
+    job = job_of(read(PARAMS.format(data=data / "files"), "job.json", keywords=keywords()), "job.json")
     job = replace(job, spec=replace(job.spec, best_effort=True))
     daemon = DaemonProcess(home).start()
 
     def work(queue: Client):
-        number = queue.submit(job)
+        (number,) = queue.submit_gang([job])
         return queue.wait(number, timeout=30), "".join(line.text for line in queue.logs(number))
 
     try:

@@ -95,6 +95,7 @@ CASES = {
     "root-waiting": _with(_spec(tty=True), account=Account(1000, 100), waits=600.0),
     "root-waiting-shared-user": _with(_spec(namespaces=Namespaces(user="host")), idmap=None, layers=(), host_entries=HOST, waits=0.0),
     "user-lending": _with(features=USER, rootful=False, idmap=OWNER, has_cgroup=False, waits=0.0, lends_root=True),
+    "root-for-a-call": _with(waits=0.0, hands_over=True, below=True),
     "root-time": _with(_spec(namespaces=Namespaces(time="new"), time_offset=3600)),
     "user": _with(features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
     "user-waiting": _with(features=USER, rootful=False, idmap=OWNER, has_cgroup=False, account=Account(5, 6), waits=0.0),

@@ -136,6 +136,34 @@ def _netns() -> str:
     return said and f"no network namespace can be made: {said}"
 
 
+def _pasta() -> str:
+    """pasta, with a /dev/net/tun for it that root makes itself where the host's is closed, and links between network namespaces."""
+    if said := _netns():
+        return said
+    from dockless.base import idmaps
+
+    if idmaps.find_program("pasta") is None:
+        return "pasta is not installed (package passt)"
+    if os.geteuid() == 0:
+        return "" if os.path.exists("/dev/net/tun") else "the kernel has no /dev/net/tun"
+    return "" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "/dev/net/tun is closed to this user"
+
+
+def _bridge() -> str:
+    """A kernel that has bridges, in a network namespace of our own."""
+    if said := _root() or _netns():
+        return said
+
+    def make() -> None:
+        from dockless.sandbox.network.host import Host
+
+        _unshare(CLONE_NEWNET)
+        if not Host().can_bridge():
+            raise OSError("the kernel makes no bridges")
+
+    return _in_child(make)
+
+
 def cgroup2_mount() -> Path | None:
     """Where the cgroup v2 tree is mounted: /sys/fs/cgroup, or …/unified on a hybrid host."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -362,8 +390,10 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "user": _user,
     "userns": _userns,
     "erofs": _erofs,
+    "bridge": _bridge,
     "idmap": _idmap,
     "netns": _netns,
+    "pasta": _pasta,
     "overlay": _overlay,
     "subuid": _subuid,
     "single-id": _single_id,

@@ -76,7 +76,7 @@ def test_ps_for_scripts(boxes, say):
     place = {name: str(box.directory) for name, box in boxes.items()}
     nothing = {
         "exit_code": None, "exit": None, "health": None, "ends": None, "reason": "", "foreground": False, "restart": "no", "restarts": 0,
-        "next_start": None,
+        "next_start": None, "network": "none", "networks": [], "ports": [],
     }  # fmt: skip
     true = {"image": "img", "command": ["true"], "created": AT, "gpus": [], "simulated": False, "labels": {}, "pid": 0}
     assert rows["busy"] == {

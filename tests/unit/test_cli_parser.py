@@ -313,7 +313,7 @@ def test_a_plain_line_is_read_without_argparse(verb, line):
     assert quick is not None and vars(quick) == vars(parser.full().parse(line.split()))
 
 
-@pytest.mark.parametrize("line", ["--memry 1G x", "--memory", "-ditp x", "--network bridge x", "--time-offset x", "-m"])
+@pytest.mark.parametrize("line", ["--memry 1G x", "--memory", "-ditP x", "--profile bridge x", "--time-offset x", "-m"])
 def test_what_is_wrong_with_a_line_is_said_with_all_options_in_mind(line, capsys):
     with pytest.raises(BadInput) as caught:
         parser_of("run").parse(line.split())
@@ -371,7 +371,7 @@ def test_completion_is_printed(script, shell, capsys):
 def test_what_completion_knows_of_an_option():
     about = {flag.names: (flag.choices, flag.takes_value, flag.about) for flag in flags("run")}
     assert about["-d", "--detach"][:2] == ((), False) and about["--name", "--id"] == ((), True, "call the sandbox that")
-    assert about["--network", "--net"] == (("none", "host"), True, "none: loopback only (default)")
+    assert about["--root",] == (("disk", "tmpfs", "readonly"), True, "where changes to the image go (default: disk, thrown away)")
     assert all(names for names in about) and not any("%%" in one for *_, one in about.values())
 
 
@@ -383,13 +383,13 @@ def test_bash_completes():
         + """
 try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _dockless; echo "${COMPREPLY[*]}"; }
 try dockless r
-try dockless run --network ""
+try dockless run --root ""
 try dockless run --cpus
 """
     )
     out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert sorted(out[0].split()) == ["release", "rename", "requeue", "restart", "rm", "rmi", "run"]
-    assert out[1].split() == ["none", "host"]
+    assert out[1].split() == ["disk", "tmpfs", "readonly"]
     assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
 
 

@@ -32,7 +32,7 @@ class _Box:
         self.ended, self.warnings, self.ends_at = ended, warnings, ends_at
         self.asked: list[object] = []
         self.id, self.gpus = "s-1", ("GPU-1",)
-        self.simulated, self.spec = True, SimpleNamespace(timeout=90.0)
+        self.simulated, self.spec = True, SimpleNamespace(timeout=90.0, tty=False)
         self._fd, writer = os.pipe()
         os.close(writer)
 
@@ -251,7 +251,7 @@ def test_an_explanation(capfd):
     about = "".join(f"      # not possible in shell: {note}\n" for note in notes)
     assert said(capfd, *words) == f"besides the plan:\n{about}\n{steps}\n"
     assert json.loads(said(capfd, "--json", *words)) == {
-        "image": "host", "limits": [], "besides": notes, "gpus": [], "operations": [asdict(row) for row in rows(ready.plan)]
+        "image": "host", "limits": [], "besides": notes, "gpus": [], "networks": [], "operations": [asdict(row) for row in rows(ready.plan)]
     }  # fmt: skip
     assert said(capfd, "--script", *words) == script(ready.resolved, ready.plan, notes)
 

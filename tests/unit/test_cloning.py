@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from support.orders import job_of, jobs_of
 
 from dockless._cloning import _OF_GPUS, file_of, with_options
-from dockless._jobfiles import keywords, make_gang_of, make_job_of, order_of, start_together
+from dockless._jobfiles import keywords, order_of, start_together
 from dockless._options import make_spec
 from dockless._submitting import make_job
 from dockless.cli.parser import Namespace
@@ -39,7 +40,15 @@ OPTIONS = {
     "tty": True,
     "interactive": True,
     "devices": ["/dev/fuse", "/dev/kvm:/dev/x:r", "amd.com/gpu=0"],
-    "network": "host",
+    "network": ["lab:ip=10.1.0.5,ip=fd00::5,mac=02:42:0a:01:00:05,alias=db,alias=sql", "bridge"],
+    "publish": ["127.0.0.1:5000-5005:6000-6005/udp", "8080:80", "[::1]:80:80"],
+    "dns": ["10.0.0.1", "fd00::1"],
+    "dns_search": ["lab.example"],
+    "dns_options": ["ndots:2"],
+    "allow_out": ["10.0.0.0/8", "[fd00::/8]:443", "*.pypi.org:80,8000-8080/tcp", "fd00::1"],
+    "allow_host": False,
+    "net_rate": "10M",
+    "log_denied": True,
     "namespaces": {"ipc": "host", "time": "new"},
     "time_offset": 60,
     "cap_add": ["NET_ADMIN"],
@@ -74,11 +83,13 @@ OPTIONS = {
     "dmem": "drm/0/vram=1G",
 }
 ALONE = {"cpu_burst": {"cpus": 2}, "time_offset": {"namespaces": {"time": "new"}}, "root_size": {"root": "tmpfs"}, "swap": {"memory": "1G"}}
+_OF_NETWORKS = ("publish", "dns", "dns_search", "dns_options", "allow_out", "allow_host", "net_rate", "log_denied")
+ALONE |= {name: {"network": "bridge"} for name in _OF_NETWORKS}
 
 
 def again(job: JobSpec) -> JobSpec:
     """As it comes back from the text of its file."""
-    return make_job_of(read(toml(document(file_of([job]))), "job.toml", keywords=keywords()), "job.toml")
+    return job_of(read(toml(document(file_of([job]))), "job.toml", keywords=keywords()), "job.toml")
 
 
 def test_there_is_a_value_of_each_option():
@@ -133,17 +144,17 @@ def test_all_that_start_together_are_cloned():
     """As they were, or with changes to all, or to those of one role; one alone stays one that is told its rank."""
 
     def gang(text):
-        return make_gang_of(read(text, "job.toml", keywords=keywords()), "job.toml")
+        return jobs_of(read(text, "job.toml", keywords=keywords()), "job.toml")
 
     jobs = gang(GANG)
     file = file_of(jobs)
     assert [job.role for job in jobs] == ["chief", *["worker"] * 3]
     assert gang(toml(document(file))) == jobs and start_together(file)
-    changed = make_gang_of(with_options(file, {"env": {"B": "2"}, "memory": "1G"}, ()), "jobs")
+    changed = jobs_of(with_options(file, {"env": {"B": "2"}, "memory": "1G"}, ()), "jobs")
     assert [(dict(job.spec.env), job.spec.limits.memory_max) for job in changed] == [
         ({"A": "1", "B": "2"}, 1 << 30), *[({"B": "2"}, 1 << 30)] * 3,
     ]  # fmt: skip
-    changed = make_gang_of(with_options(file, {"gpus": 2}, ["other"], "worker"), "jobs")
+    changed = jobs_of(with_options(file, {"gpus": 2}, ["other"], "worker"), "jobs")
     assert changed[0] == jobs[0] and {(job.spec.argv, job.gpus) for job in changed[1:]} == {(("other",), "2")}
     with pytest.raises(BadInput, match="there is no role 'ps'") as caught:
         with_options(file, {}, (), "ps")
@@ -224,7 +235,7 @@ def test_options_of_the_command_line_go_before_what_the_job_had():
 
     def changed(*words: str, command: tuple[str, ...] = ()) -> JobSpec:
         options: Namespace = parser_of("clone").full().parse_args(["12", *words])
-        return make_job_of(with_options(file_of([job]), of_line(options), command), "job 12")
+        return job_of(with_options(file_of([job]), of_line(options), command), "job 12")
 
     job = make_job(
         "img", ("a",), {"gpus": 2, "env": {"A": "1", "B": "2"}, "memory": "1G", "cpus": 2, "mounts": ["/a:/a"], "keep_log": False}

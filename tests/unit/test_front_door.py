@@ -26,17 +26,18 @@ from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
 PUBLIC = """
 AddressTaken Attachment Row
-BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
-Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
+BadAnswer BadDigest BadImage BadInput Bind CallFailed CallTimedOut Called
+CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
+Copied create DocklessError Egress Endpoint Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount
-Namespaces NetworkError NetworkInUse
+Namespaces NetworkError NetworkInUse NetworkInfo Port Rule
 NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE Pool QueueOptions RateLimited Refused
 RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 UnknownNetwork Killed OutOfMemory SandboxLost TimedOut
 UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo
-Watch __version__ arun commit diff events list run start submit submit_file
+Watch Zygote ZygoteError ZygoteLost __version__ arun commit diff events list run start submit submit_file
 """
 
 
@@ -61,6 +62,7 @@ ONLY_BLOCKING = {
     "Files": {"open"},  # gives a file object of Python's
     "Attachment": {"come", "into", "pause", "put"},  # the steps that both are made of
     "Pool": set(),
+    "Zygote": set(),
 }
 SET_BY_INIT = {"Submitted": {"id"}, "Attachment": {"name", "scrollback", "tty"}}
 """What is a property where it is awaited, and an attribute of the object where it is not."""
@@ -84,11 +86,11 @@ def test_functions_that_are_awaited_have_the_same_parameters():
     }
 
 
-def test_volumes_that_are_awaited_have_the_same_parameters():
-    from dockless import volumes
-
-    assert {name: _parameters(getattr(aio.volumes, name)) for name in volumes.__all__} == {
-        name: _parameters(getattr(volumes, name)) for name in volumes.__all__
+@pytest.mark.parametrize("module", ["networks", "volumes"])
+def test_what_is_awaited_has_the_same_parameters(module):
+    awaited, plain = getattr(aio, module), getattr(dockless, module)
+    assert {name: _parameters(getattr(awaited, name)) for name in plain.__all__} == {
+        name: _parameters(getattr(plain, name)) for name in plain.__all__
     }
 
 
@@ -203,7 +205,7 @@ def test_none_means_not_said():
     "keywords",
     [
         {"memory": "lots"}, {"cpus": 0}, {"timeout": "soon"}, {"env": ["A"]}, {"env": {"": "1"}}, {"group_add": ["1wheel"]},
-        {"network": "bridge"}, {"profile": "x"}, {"root": "x"}, {"namespaces": {"user": "other"}}, {"namespaces": {"mount": "host"}},
+        {"network": "a b"}, {"profile": "x"}, {"root": "x"}, {"namespaces": {"user": "other"}}, {"namespaces": {"mount": "host"}},
         {"ulimits": {"nofile": "x"}}, {"ulimits": ["nofile=5:4"]}, {"umask": "99"}, {"umask": 0o1777}, {"stop_signal": "NOPE"},
         {"stop_signal": "99"}, {"workdir": "relative"}, {"mounts": ["/a"]}, {"mounts": ["/a:b"]}, {"tmpfs": ["/x:color=red"]},
         {"cpu_affinity": "a-b"}, {"limits": dockless.Limits(), "memory": "1G"}, {"env": {"A": "\0"}}, {"tmpfs": ["/x:size=0"]},

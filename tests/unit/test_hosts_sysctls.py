@@ -29,6 +29,13 @@ def test_the_file_has_a_line_for_each():
     assert hosts_file("web", "", ()).splitlines()[2:] == ["127.0.1.1\tweb"]
 
 
+def test_its_own_name_is_the_address_that_it_was_given():
+    hosts = (("web", "10.0.0.5"), ("db", "10.0.0.6"))
+    assert hosts_file("web", "", hosts).splitlines()[2:] == ["10.0.0.5\tweb", "10.0.0.6\tdb"]
+    assert hosts_file("web", "example.org", hosts).splitlines()[2:] == ["10.0.0.5\tweb.example.org web", "10.0.0.6\tdb"]
+    assert hosts_file("me", "", (("me", "host-gateway"),), "10.0.0.1").splitlines()[2:] == ["10.0.0.1\tme"]
+
+
 @pytest.mark.parametrize(
     ("name", "address"),
     [
@@ -52,7 +59,7 @@ def test_too_many_hosts_for_the_place_that_holds_the_file():
 
 def test_the_host_itself_is_there_with_its_network_alone():
     assert Spec(hosts=(("a", "host-gateway"),), network="host").hosts
-    with pytest.raises(BadInput, match="without a network"):
+    with pytest.raises(BadInput, match="without such a network"):
         Spec(hosts=(("a", "host-gateway"),), network="host", profile="untrusted")
 
 

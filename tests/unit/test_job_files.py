@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.orders import job_of, jobs_of
 
-from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, order_of, read_job_file, start_together
+from dockless._jobfiles import jobs_of_list, keywords, order_of, read_job_file, start_together
 from dockless._jobfiles import read_text as job_file_of
 from dockless.base import json_lines, toml_lines, yaml
 from dockless.base.records import plain
@@ -27,8 +28,9 @@ from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
 from dockless.sched.formats.templates import with_values
 from dockless.sched.jobs import JobSpec, options_of
-from dockless.sched.parsing import MAX_AFTER
+from dockless.sched.parsing import MAX_AFTER, parse_array
 
+TWO = parse_array(2)
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
 MIRRORED = sorted(f"mirrored/{path.name}" for path in (FILES / "mirrored").iterdir() if path.suffix != ".txt")
 REFUSED = ["mirrored/compose-deploy-refused.yml", "mirrored/full-example.yml"]
@@ -64,7 +66,7 @@ def test_all_that_is_wrong_with_a_real_file_is_told_at_once(name, golden):
 @pytest.mark.parametrize("name", [name for name in MIRRORED if name not in REFUSED])
 def test_real_files_become_jobs(name):
     file = read_text((FILES / name).read_text(), name)
-    jobs = make_gang_of(file, name)
+    jobs = jobs_of(file, name)
     assert len(jobs) == sum(role.count for role in file.roles)
 
 
@@ -171,7 +173,7 @@ def test_all_keywords_that_are_wrong_are_told_at_once(tmp_path):
     )
     file = read_job_file(str(path))
     with pytest.raises(BadInput) as caught:
-        make_gang_of(file, str(path))
+        jobs_of(file, str(path))
     told = [str(caught.value), *caught.value.__notes__]
     assert [int(line.split(":")[1]) for line in told] == [2, 4, 6, 7, 8, 11], told
 
@@ -300,6 +302,51 @@ configs: {c: {file: ./c.txt}, unused: {external: true}}
             read_text(kept.replace("pid: private", wrong), "a.yaml")
 
 
+COMPOSE_NETWORKS = [
+    ("ports: ['8080:80', '127.0.0.1:53:53/udp', 9090, 9091]", {"network": "bridge", "publish": ["8080:80", "127.0.0.1:53:53/udp"]},
+     ["'9090' is not published", "'9091' is not published"]),
+    ("ports: [{target: 80, published: '8080', host_ip: '::1', protocol: udp, mode: host, name: web}]",
+     {"network": "bridge", "publish": ["[::1]:8080:80/udp"]}, ["there is one host"]),
+    ("ports: [{target: 80}]", {}, ["'80/tcp' is not published"]),
+    ("ports: ['80:80']\n    network_mode: host", {"network": "host"}, ["listens on the host itself"]),
+    ("ports: ['80:80']\n    scale: 2", {}, ["several instances"]),
+    ("network_mode: bridge", {"network": "bridge"}, []),
+    ("network_mode: none\n    dns: 10.0.0.1", {"network": "none"}, ["each is found by its name"]),
+    ("network_mode: bridge\n    dns: 10.0.0.1\n    dns_search: [a, b]\n    dns_opt: ['ndots:2']",
+     {"network": "bridge", "dns": ["10.0.0.1"], "dns_search": ["a", "b"], "dns_options": ["ndots:2"]}, []),
+    ("network_mode: bridge\n    extra_hosts: ['up:host-gateway']", {"network": "bridge", "add_hosts": ["up:host-gateway"]}, []),
+    ("networks: [outer]", {"network": "lab"}, []),
+    ("networks: {outer: {aliases: [db, sql], ipv4_address: 10.1.0.5}, inner: }\n    ports: ['80:80']",
+     {"network": "lab:ip=10.1.0.5,alias=db,alias=sql", "publish": ["80:80"]}, []),
+    ("networks: [inner]\n    expose: [80]\n    mac_address: '02:42:0a:01:00:05'", {},
+     ["each is found by its name", "reach each other's ports", "an address of its own"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "options", "notes"), COMPOSE_NETWORKS)
+def test_networks_of_compose(said, options, notes):
+    text = f"""services:
+  a:
+    image: x
+    {said}
+networks: {{outer: {{external: true, name: lab}}}}
+"""
+    file = read_text(text, "a.yaml")
+    assert file.roles[0].options == options
+    told = " ".join(file.notes)
+    assert len(file.notes) == len(notes) and all(note in told for note in notes), file.notes
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("network_mode: 'service:b'", "network_mode is 'service:b'"), ("ports: [true]", "ports.0. is true, not a port"),
+     ("ports: [{published: 80}]", "target is missing"), ("ports: [1.5]", "not a port")],
+)  # fmt: skip
+def test_networks_of_compose_that_cannot_be(said, why):
+    with pytest.raises(BadInput, match=why):
+        read_text(f"services:\n  a:\n    image: x\n    {said}\n", "a.yaml")
+
+
 @pytest.mark.parametrize(
     ("said", "size"), [("4", "4G"), ("256Gi", "256G"), ("10G", "10G"), ("512Mi", "512M"), ("1.5", "1.5G"), ("64 GB", "")]
 )
@@ -322,7 +369,7 @@ def secret_job(command: str, value: str = 'it\'s "quoted" $HOME `id`\n') -> str:
 def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
-    job = make_job_of(read_job_file(str(path)), "job.toml")
+    job = job_of(read_job_file(str(path)), "job.toml")
     assert "hunter2" not in repr(job) and "hunter2" not in str(plain(job.spec))
     env = dict(with_values(job.spec.env, dict(job.secrets)))
     subprocess.run(job.spec.argv, env=env | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
@@ -336,7 +383,7 @@ def test_a_secret_where_everybody_reads_it_is_refused(tmp_path, where):
     path = tmp_path / "job.toml"
     path.write_text(secret_job(where))
     with pytest.raises(BadInput, match="everybody on the host"):
-        make_job_of(read_job_file(str(path)), "job.toml")
+        job_of(read_job_file(str(path)), "job.toml")
 
 
 def test_a_secret_of_the_environment(tmp_path, monkeypatch):
@@ -344,14 +391,14 @@ def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     path.write_text("command = ['env']\nenv = { A = '<% $secrets.token %>' }\n[secrets]\ntoken = { env = 'OUR_TOKEN' }\n")
     monkeypatch.delenv("OUR_TOKEN", raising=False)
     with pytest.raises(BadInput, match="the secret token has no value"):
-        make_job_of(read_job_file(str(path)), "job.toml")
+        job_of(read_job_file(str(path)), "job.toml")
     lines = tmp_path / "jobs.jsonl"
     lines.write_text('{"command": ["env"], "env": {"A": "<% $secrets.token %>"}, "secrets": {"token": {"env": "OUR_TOKEN"}}}\n')
     with pytest.raises(BadInput, match="the secret token has no value") as caught:
         jobs_of_list(str(lines))
     assert caught.value.hint == "set the variable OUR_TOKEN"  # whichever command reads it
     monkeypatch.setenv("OUR_TOKEN", "x")
-    job = make_job_of(read_job_file(str(path)), "job.toml")
+    job = job_of(read_job_file(str(path)), "job.toml")
     assert job.secrets == (("token", "x"),) and with_values(job.spec.env, dict(job.secrets)) == (("A", "x"),)
 
 
@@ -373,7 +420,7 @@ def test_a_reference_that_is_not_written_right_is_refused(written, capfd):
         (told,) = all_told(f"{text}[secrets]\na = 'b'\n", "a.toml")
         assert told.startswith(f"a.toml:{2 if where == 'env.A' else 1}: {where} has '{written[:9]}"), told
     if not written.startswith("<% $secrets.a"):
-        assert make_job_of(read_text(script, "a.toml"), "a.toml").spec.argv[2] == f"echo [{written}]"
+        assert job_of(read_text(script, "a.toml"), "a.toml").spec.argv[2] == f"echo [{written}]"
     text = OPENPAI_2.replace('["true"]', f'["echo [{written}]"]') + "secrets: {docker-pw: X, a: b}\n"
     (told,) = all_told(text, "a.yaml")
     assert told.startswith("a.yaml:") and "taskRoles.r.commands" in told and ("no reference" in told or "no value" in told), told
@@ -382,7 +429,7 @@ def test_a_reference_that_is_not_written_right_is_refused(written, capfd):
 def test_a_long_reference_is_written_right():
     name = "x" * 64
     text = f"script = 'echo <% $secrets.{name} %> <% of another <%{' ' * 20}$secrets.{name}{' ' * 20}%>'\n[secrets]\n{name} = '1'\n"
-    assert make_job_of(read_text(text, "a.toml"), "a.toml").secrets == ((name, "1"),)
+    assert job_of(read_text(text, "a.toml"), "a.toml").secrets == ((name, "1"),)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +445,7 @@ def test_what_to_do_about_a_secret_without_a_value(text, name, hint, monkeypatch
     monkeypatch.delenv("NOT_SET", raising=False)
     text = text if name == "a.toml" else OPENPAI_2.replace('["true"]', '["<% $secrets.a %>"]') + text
     with pytest.raises(BadInput, match="the secret a has no value") as caught:
-        make_gang_of(read_text(text, name), name)
+        jobs_of(read_text(text, name), name)
     assert caught.value.hint == hint
 
 
@@ -420,13 +467,13 @@ def test_each_secret_of_a_converted_file_has_a_variable_of_its_own():
 
 def test_secrets_of_a_job_are_those_that_its_role_refers_to_and_are_bounded():
     text = "script = 'true'\n[roles.a]\nenv = { A = '-<% $secrets.x %>-' }\n[roles.b]\n[secrets]\nx = '1'\ny = '2'\n"
-    a, b = make_gang_of(read_text(text, "job.toml"), "job.toml")
+    a, b = jobs_of(read_text(text, "job.toml"), "job.toml")
     assert (a.secrets, b.secrets) == ((("x", "1"),), ())
     assert with_values(a.spec.env, {"x": "<% $secrets.x %>"}) == (("A", "-<% $secrets.x %>-"),)
     assert with_values((("A", "<%$secrets.x%> <% $secrets.z %>"),), {"x": "1"}) == (("A", "1 <% $secrets.z %>"),)
     long = f"script = 'true'\nenv = {{ A = '{'<%$secrets.x%>' * 50}' }}\n[secrets]\nx = '{'y' * 30_000}'\n"
     with pytest.raises(BadInput, match="variables with secrets have more than 1048576 characters"):
-        make_job_of(read_text(long, "job.toml"), "job.toml")
+        job_of(read_text(long, "job.toml"), "job.toml")
 
 
 # -- as jobs
@@ -438,7 +485,7 @@ def test_every_option_of_a_file_arrives(tmp_path):
         "name = 'n'\ngpus = 2\ntime_limit = '2h'\npriority = -3\nmemory = '1G'\nulimits = { nofile = [1, 2] }\nshm_size = '64M'\n"
         "command = ['a', 'b']\nhealth = { argv = ['true'], interval = '10s' }\n"
     )
-    job = make_job_of(read_job_file(str(path)), "job.toml", name="other", priority=None)
+    job = job_of(read_job_file(str(path)), "job.toml", name="other", priority=None)
     assert (job.name, job.gpus, job.time_limit, job.priority) == ("other", "2", 7200.0, -3)
     assert job.spec.argv == ("a", "b") and job.spec.limits.memory_max == 1 << 30 and job.spec.shm_size == 64 << 20
     assert job.spec.health is not None and job.spec.health.interval == 10.0 and job.spec.rlimits[0].hard == 2
@@ -461,15 +508,13 @@ def test_what_the_keywords_refuse_names_the_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("memory = 'much'")
     with pytest.raises(BadInput, match=r"job\.toml:1: memory 'much' cannot be read"):
-        make_job_of(read_job_file(str(path)), "job.toml")
+        job_of(read_job_file(str(path)), "job.toml")
 
 
 def test_a_file_of_several_instances_becomes_jobs_that_start_together():
     file = read_text((FILES / "stack.yaml").read_text(), "stack.yaml")
-    with pytest.raises(BadInput, match=r"several instances: train \(3\), all \(1\); here stands one"):
-        make_job_of(file, "stack.yaml")
     assert start_together(file)
-    assert [job.role for job in make_gang_of(file, "stack.yaml")] == ["train", "train", "train", "all"]
+    assert [job.role for job in jobs_of(file, "stack.yaml")] == ["train", "train", "train", "all"]
 
 
 def test_what_stands_above_the_roles_is_for_those_that_do_not_say_it():
@@ -489,7 +534,7 @@ def test_what_stands_above_the_roles_is_for_those_that_do_not_say_it():
 @pytest.mark.parametrize("name", ["openpai-2-two-roles.yaml", "openpai-distributed.json", "own-roles.json", "dlc-cluster.params"])
 def test_roles_keep_their_rules_and_ports(name):
     file = read_text((FILES / name).read_text(), name)
-    jobs = make_gang_of(file, name)
+    jobs = jobs_of(file, name)
     for role in file.roles:
         of_role = [job for job in jobs if job.role == role.name]
         assert len(of_role) == role.count and len({*of_role}) == 1
@@ -555,13 +600,13 @@ def test_one_alone_is_told_its_rank_as_many_are(name, text, role, rank):
     """As one that starts together with nobody; in an array by the same variables."""
     file = read_text(text, name)
     assert start_together(file) and not start_together(file, array=True)
-    assert [job.role for job in make_gang_of(file, name)] == [role]
-    env = dict(make_job_of(file, name).spec.env)
+    assert [job.role for job in jobs_of(file, name)] == [role]
+    env = dict(job_of(file, name, array=TWO).spec.env)
     assert (env["MASTER_ADDR"], env["WORLD_SIZE"], env["RANK"]) == ("127.0.0.1", "1", rank)
     assert json.loads(env["TF_CONFIG"])["task"] == {"type": role, "index": 0}
     assert ("PAI_HOST_IP_r_0" in env) == (role == "r")
     host = dataclasses.replace(file.roles[0], options={"network": "host"})
-    assert "MASTER_ADDR" not in dict(make_job_of(dataclasses.replace(file, roles=(host,)), name).spec.env)
+    assert "MASTER_ADDR" not in dict(job_of(dataclasses.replace(file, roles=(host,)), name, array=TWO).spec.env)
 
 
 @pytest.mark.parametrize(
@@ -577,7 +622,7 @@ def test_the_queue_counts_what_compose_reserves(limit, reserved, cores, memory):
     text = f"services:\n  a:\n    image: x\n    deploy:\n      resources: {{limits: {{{limit}}}, reservations: {{{reserved}}}}}\n"
     file = read_text(text, "a.yaml")
     again = read_text(toml(document(file)), "again.toml")
-    (job,), (other,) = make_gang_of(file, "a.yaml"), make_gang_of(again, "again.toml")
+    (job,), (other,) = jobs_of(file, "a.yaml"), jobs_of(again, "again.toml")
     assert job == other and not file.notes
     found = options_of(job, "ann")
     assert (found.millicores, found.memory) == (cores, memory)
@@ -599,19 +644,19 @@ def test_memory_that_is_reserved_beyond_the_limit_is_told_in_composes_words(said
 
 def test_cores_that_are_reserved_stand_above_the_roles_or_in_one():
     text = "script = 'true'\nreserve_cpus = 2\n[roles.a]\n[roles.b]\nreserve_cpus = 0.5\n"
-    assert [job.reserve_cpus for job in make_gang_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
+    assert [job.reserve_cpus for job in jobs_of(read_text(text, "job.toml"), "job.toml")] == [2.0, 0.5]
     assert all_told("script = 'x'\nreserve_cpus = 10000000", "job.toml") == ["job.toml:2: 1e+07 reserved cores are out of range"]
 
 
 def test_openpais_jobs_know_their_user_and_where_files_are():
     file = read_text(OPENPAI % ("", 0), "a.json")
-    env = dict(make_job_of(file, "a.json").spec.env)
-    assert dict(make_job_of(read_text(toml(document(file)), "a.toml"), "a.toml").spec.env) == env  # once it is converted, too
+    env = dict(job_of(file, "a.json", array=TWO).spec.env)
+    assert dict(job_of(read_text(toml(document(file)), "a.toml"), "a.toml", array=TWO).spec.env) == env  # once it is converted, too
     assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (getpass.getuser(), "file:///data")
     assert env["PAI_OUTPUT_DIR"] == "file:///Output/a"
     assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
     own = json.dumps({**json.loads(OPENPAI % ("", 0)), "jobEnvs": {"PAI_OUTPUT_DIR": "/own"}})
-    assert dict(make_job_of(read_text(own, "a.json"), "a.json").spec.env)["PAI_OUTPUT_DIR"] == "/own"
+    assert dict(job_of(read_text(own, "a.json"), "a.json").spec.env)["PAI_OUTPUT_DIR"] == "/own"
 
 
 @pytest.mark.parametrize(
@@ -682,9 +727,9 @@ def test_what_cannot_start_together_is_refused():
         return read_text(text, "job.toml")
 
     with pytest.raises(BadInput, match=r"job\.toml has 10000 instances, and at most 256 can start together"):
-        make_gang_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
+        jobs_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
     with pytest.raises(BadInput, match="array stands beside several roles or instances"):
-        make_gang_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
+        jobs_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
     with pytest.raises(BadInput, match=r"job\.toml:1: array stands beside ports"):
         order_of(read_own("array = 3\nscript = 'true'\nports = { http = 1 }"), "job.toml")
     assert not start_together(read_own("script = 'true'"))
@@ -705,6 +750,9 @@ def test_a_list_of_jobs_names_each_line_that_is_wrong(tmp_path):
     told = [str(caught.value), *caught.value.__notes__]
     assert len(told) == 22 and told[19].startswith(f"{path}:20: ")
     assert told[20:] == ["there may be more: correct these first", "none of the jobs was queued"]
+    path.write_text('{"command": ["true"], "roles": {"a": {"count": 3}, "b": {}}}\n')
+    with pytest.raises(BadInput, match=r"several instances: a \(3\), b \(1\); here stands one"):
+        jobs_of_list(str(path))
     path.write_text('{"name": "a", "command": ["true"]}\n' * 3)
     assert [job.name for job in jobs_of_list(str(path))] == ["a"] * 3
 
@@ -715,13 +763,13 @@ def test_a_list_of_jobs_names_each_line_that_is_wrong(tmp_path):
 def test_a_file_that_is_wrong_is_named(wrong):
     command = "" if wrong.startswith("name") else "command = ['true']\n"
     with pytest.raises(BadInput, match=r"job\.toml") as caught:
-        make_job_of(read_text(command + wrong, "job.toml"), "job.toml")
+        job_of(read_text(command + wrong, "job.toml"), "job.toml")
     assert caught.value.hint
 
 
 def test_every_order_to_the_queue_can_stand_in_a_file():
     text = "name = 'a'\ncommand = ['true']\nsingleton = true\nretries = 2\nretry_on = [75]\nnotify = 'end,fail'\nnotify_to = 'a@b.example'"
-    job = make_job_of(read_text(text, "job.toml"), "job.toml")
+    job = job_of(read_text(text, "job.toml"), "job.toml")
     assert (job.singleton, job.retries, job.retry_on, job.notify, job.notify_to) == (True, 2, (75,), ("end", "fail"), "a@b.example")
 
 
@@ -911,7 +959,7 @@ def all_told(text: str, name: str, **queue: object) -> list[str]:
         ("a.toml", 'comand = ["true"]\nmemory = "64Q"', ["a.toml:1: comand is unknown", "a.toml:2: memory '64Q'"]),
         ("a.toml", 'gpu = 2\narrays = "3"\nmemory = "64Q"\ntime_limit = "q"\nretries = "x"',
          [f"a.toml:{line}: " for line in range(1, 6)]),
-        ("a.toml", 'retry_on = 75\non_reboot = "x"\nnetwork = "x"\nprofile = "x"\npull = "x"\nscript = "x"',
+        ("a.toml", 'retry_on = 75\non_reboot = "x"\nnetwork = 5\nprofile = "x"\npull = "x"\nscript = "x"',
          [f"a.toml:{line}: " for line in range(1, 6)]),
         ("a.toml", 'script = "x"\narray = "9-1"\nmemory = "64Q"', ["a.toml:2: array '9-1'", "a.toml:3: memory"]),
         ("a.toml", 'script = "x"\nmounts = ["x"]\nmemory = "64Q"', ["a.toml:2: mount 'x'", "a.toml:3: memory"]),

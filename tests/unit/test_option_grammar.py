@@ -135,6 +135,7 @@ def test_every_keyword_is_in_the_table():
         "platform",
         "pull",
         "root_size",
+        *("publish", "dns", "dns_search", "dns_options", "egress", "allow_out", "allow_host", "net_rate", "log_denied"),  # test_networks.py
     }
 
 

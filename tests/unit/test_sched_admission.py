@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,14 @@ from support.quotas import limits
 
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
-from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage
+from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
+from dockless.sandbox.network import records
+from dockless.sandbox.network.model import Endpoint, Port
 from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission.admission import Admission
+from dockless.sched.engine.admission.gang_admission import check_network
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
@@ -30,6 +34,11 @@ def desk(config: Config | None = None, check_image=lambda reference: None) -> Ad
         resolve=lambda text: (2, ("GPU-a", "GPU-b")) if text.startswith("device") else (int(text or 0), ()), class_of=lambda text: ""
     )
     return Admission(config, gpus, Callers(config), check_image)
+
+
+@pytest.fixture
+def as_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
 def test_what_is_queued():
@@ -188,3 +197,42 @@ def test_how_much_more_a_quota_lets_somebody_queue(monkeypatch):
         of.refuse_too_many(BOSS, queued, 2)
     with pytest.raises(Refused, match=r"^group others has 4 jobs in the queue"):
         of.refuse_too_many(BOSS, queued, 1)
+
+
+def on(*endpoints, **more):
+    return JobSpec(Spec(("true",), network="private", endpoints=endpoints or (Endpoint(),), **more))
+
+
+@pytest.mark.parametrize(
+    ("job", "what"),
+    [
+        (on(ports=(Port(80, 1023),)), "port 1023 of the host"), (on(ports=(Port(80, 8080), Port(80, 53, "udp"))), "port 53 of the host"),
+        (on(Endpoint(mac="02:42:0a:01:00:05")), "a MAC address of a job's own"), (on(Endpoint("roots")), "network roots"),
+        (on(Endpoint(), Endpoint("roots")), "network roots"), (JobSpec(Spec(network="container:web")), "another sandbox's network"),
+    ],
+)  # fmt: skip
+def test_what_of_networks_is_roots(home, as_root, job, what):
+    for name, owner in (("roots", 0), ("anns", ANN.uid)):
+        records.create(name, subnets=[f"10.20.{owner % 256}.0/24"], owner=owner)
+    for caller in (ANN, BOSS):
+        with pytest.raises(NotPermitted, match=f"^{what} is for root$") as caught:
+            desk().admit(caller, job)
+        assert caught.value.hint
+    assert desk().admit(ROOT, job)
+    assert desk().admit(ANN, on(Endpoint(), Endpoint("anns"), ports=(Port(80, 1024), Port(1, 8080, "udp", count=9))))
+
+
+def test_a_network_that_is_not_there_is_told_at_once(home, as_root):
+    for caller in (ANN, ROOT):
+        with pytest.raises(UnknownNetwork, match="no network lab"):
+            desk().admit(caller, on(Endpoint("lab")))
+
+
+def test_a_users_own_daemon_has_the_default_network_alone(home, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    with pytest.raises(Refused, match="network lab needs root's daemon"):
+        desk().admit(ANN, on(Endpoint("lab")))
+    assert desk().admit(ANN, on(ports=(Port(80, 8080),))) and desk().admit(ANN, JobSpec(Spec(("true",), network="host")))
+    with pytest.raises(Unsupported, match="share one loopback"):
+        check_network(on().spec)
+    check_network(Spec(("true",)))

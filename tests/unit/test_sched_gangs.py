@@ -16,6 +16,7 @@ from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
+from dockless.sandbox.network.model import Endpoint
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import clock, roles
@@ -79,30 +80,31 @@ def test_what_each_is_told():
         JobOptions(role="worker", role_index=0, ports=(20004,)),
         JobOptions(role="worker", role_index=1, ports=(20005,)),
     ]
-    found = roles.environment(members, 2, openpai=True)
+    own, places = ["ps-0", "worker-0", "worker-1"], ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    found = roles.environment(members, 2, own, places, openpai=True)
     assert json.loads(found.pop("TF_CONFIG")) == {
-        "cluster": {"ps": ["127.0.0.1:20000"], "worker": ["127.0.0.1:20004", "127.0.0.1:20005"]},
+        "cluster": {"ps": ["ps-0:20000"], "worker": ["worker-0:20004", "worker-1:20005"]},
         "task": {"type": "worker", "index": 1},
     }
     assert found == {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3",
+        "MASTER_ADDR": "ps-0", "MASTER_PORT": "20000", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3",
         "DOCKLESS_ROLE": "worker", "DOCKLESS_ROLE_INDEX": "1", "DOCKLESS_PORT": "20005",
         "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
-        "PAI_HOST_IP_ps_0": "127.0.0.1", "PAI_HOST_IP_worker_0": "127.0.0.1", "PAI_HOST_IP_worker_1": "127.0.0.1",
+        "PAI_HOST_IP_ps_0": "10.0.0.2", "PAI_HOST_IP_worker_0": "10.0.0.3", "PAI_HOST_IP_worker_1": "10.0.0.4",
         "PAI_PORT_LIST_ps_0_http": "20001,20002", "PAI_PORT_LIST_ps_0_ssh": "20003",
-        "PAI_TASK_ROLE_ps_HOST_LIST": "127.0.0.1:20001", "PAI_TASK_ROLE_worker_HOST_LIST": "127.0.0.1:20004,127.0.0.1:20005",
-        "PAI_CONTAINER_HOST_IP": "127.0.0.1", "PAI_CONTAINER_HOST_PORT_LIST": "",
+        "PAI_TASK_ROLE_ps_HOST_LIST": "10.0.0.2:20001", "PAI_TASK_ROLE_worker_HOST_LIST": "10.0.0.3:20004,10.0.0.4:20005",
+        "PAI_CONTAINER_HOST_IP": "10.0.0.4", "PAI_CONTAINER_HOST_PORT_LIST": "",
     }  # fmt: skip
-    first = roles.environment(members, 0, openpai=True)
+    first = roles.environment(members, 0, own, places, openpai=True)
     assert first["PAI_CONTAINER_HOST_http_PORT_LIST"] == "20001,20002"
     assert first["PAI_CONTAINER_HOST_PORT_LIST"] == "http:20001,20002;ssh:20003;"
-    assert not any(name.startswith("PAI") for name in roles.environment(members, 0, openpai=False))
+    assert not any(name.startswith("PAI") for name in roles.environment(members, 0, own, places, openpai=False))
 
 
 def test_an_evaluator_is_no_part_of_the_cluster():
     """It is told of it. TensorFlow's TF_CONFIG."""
     members = [JobOptions(role=role, role_index=0, ports=(20000 + at,)) for at, role in enumerate(("chief", "evaluator"))]
-    found = json.loads(roles.environment(members, 1, openpai=False)["TF_CONFIG"])
+    found = json.loads(roles.environment(members, 1, [roles.LOOPBACK] * 2, [roles.LOOPBACK] * 2, openpai=False)["TF_CONFIG"])
     assert found == {"cluster": {"chief": ["127.0.0.1:20000"]}, "task": {"type": "evaluator", "index": 0}}
 
 
@@ -170,6 +172,8 @@ async def ended(running, numbers):
         ([plain(gpus="device=0"), plain(gpus="device=0")], "two of the jobs that start together want GPU"),
         ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
         ([plain(), plain(spec=Spec(("true",), namespaces=Namespaces(pid="host")))], "host's processes cannot share a network"),
+        ([plain(), plain(spec=Spec(("true",), network="container:web"))], "not another sandbox's"),
+        ([plain(), plain(spec=Spec(("true",), network="private", endpoints=(Endpoint(),)))], "some jobs .* have the host's network"),
         ([plain()] * 257, "257 jobs cannot start together"),
         ([plain(), plain("")], "a job that starts together with others needs a role"),
         ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),
@@ -782,6 +786,27 @@ def test_they_wait_for_no_job_that_there_is_not_nor_for_anothers(tmp_path):
             pair = [JobSpec(TRUE, role="a", after=(after,)), JobSpec(TRUE, role="b")]
             await desk.refused(error, 1002, lambda queue, pair=pair: queue.submit_gang(pair))
         assert list(desk.engine.entries) == [theirs]
+
+    play_at_desk(tmp_path, story)
+
+
+def test_all_that_is_wrong_with_them_is_told_at_once_and_once_for_a_role(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(desk):
+        wide, limited = JobSpec(TRUE, role="worker", gpus="9"), JobSpec(TRUE, role="ps", array_limit=2)
+        with pytest.raises(NotEnoughGpus) as caught:
+            await desk(1002, lambda queue: queue.submit_gang([wide, wide, JobSpec(TRUE, role="right"), limited, limited]))
+        told = [str(caught.value), *caught.value.__notes__]
+        assert [line.split(": ")[0] for line in told] == ["role worker", "role ps", "none of the jobs was queued"]
+        jobs = [7, {"role": "a b"}, {"role": "right", "after": ["any:98", "ok:99"]}, {"role": "right"}]
+        with pytest.raises(BadInput) as caught:
+            await desk(1002, lambda queue: queue._call("submit", jobs=jobs, gang=True))
+        told = [str(caught.value), *caught.value.__notes__]
+        assert [line.split(": ")[0] for line in told] == ["job 1 of 4", "job 2 of 4", "none of the jobs was queued"]
+        with pytest.raises(UnknownJob, match="no job 98 to wait for") as caught:
+            await desk(1002, lambda queue: queue._call("submit", jobs=jobs[2:], gang=True))
+        assert caught.value.__notes__[0].startswith("there is no job 99 to wait for") and not desk.engine.entries
 
     play_at_desk(tmp_path, story)
 

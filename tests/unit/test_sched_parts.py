@@ -65,6 +65,25 @@ def test_those_that_wait_for_the_same_unknown_job_are_told_each_by_its_place(tmp
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_refused_of_a_file_has_its_line(tmp_path, monkeypatch, capfd, count):
+    """A list of one job, too; but not what is about none of its jobs."""
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["true"], "hold": true}\n' * (count - 1) + '{"command": ["true"], "gpus": 9}\n')
+
+    async def story(desk):
+        assert await desk(ANN, lambda _: main(["submit", "--from", str(path)])) == 125
+        assert f"dockless: {path}:{count}: " in (err := capfd.readouterr().err) and "GPUs" in err
+        path.write_text('{"command": ["true"]}\n' * count)
+        desk.engine.closing = True
+        assert await desk(ANN, lambda _: main(["submit", "--from", str(path)])) == 125
+        assert "dockless: the daemon is ending" in capfd.readouterr().err
+        desk.engine.closing = False
+
+    play(tmp_path, story)
+
+
 def test_no_more_are_looked_at_than_are_told(tmp_path, monkeypatch):
     """A user's long list of wrong jobs costs the daemon as much as a short one."""
     monkeypatch.setattr(protocol, "MAX_REQUEST", 1 << 20)

@@ -19,6 +19,7 @@ from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
 from dockless.sched.engine import attempts, engine, outage, stopping, wants
+from dockless.sched.engine.admission import amounts
 from dockless.sched.engine.gpus import hostgpus
 from dockless.sched.engine.lifecycle import ending, housekeeping, starting
 from dockless.sched.policy.state import Preemption
@@ -64,6 +65,7 @@ def test_every_setting_goes_to_its_place(tmp_path):
 
 
 NUMBERS = {
+    amounts: {"MOST_VALUES": 10_000, "JOBS_A_TURN": 50, "VALUES_A_TURN": 2000},
     answers: {"_AT_ONCE": 500},
     attempts: {"SETTLE": 30.0},
     client: {"_AT_ONCE": 1000},

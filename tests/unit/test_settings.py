@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dockless import doctor
-from dockless.base import paths, settings
+from dockless.base import paths, settings, settings_told
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.images.catalog import disk_usage
@@ -422,7 +422,7 @@ def test_defaults_are_written_once():
 )
 def test_names_that_nobody_has_are_told(home, text, said):
     written(text)
-    assert settings.without_effect() == [f"{paths.config_file()}:{said}"]
+    assert settings_told.without_effect() == [f"{paths.config_file()}:{said}"]
     settings.load()  # no error: an account may be removed while the file stays
     status, what, step = doctor._settings()
     assert (status, what) == ("note", f"{paths.config_file()}:{said}") and step
@@ -432,9 +432,9 @@ def test_each_weight_without_effect_is_told(home):
     written("[quota.users]\nroot = { weight = 3 }\n[quota.groups]\nroot = { weight = 2, classes = { whole = { weight = 4 } } }\n")
     places = ["2: quota.users.root.weight", "4: quota.groups.root.weight", "4: quota.groups.root.classes.whole.weight"]
     why = "is for order = \"fair\", and queue.order is 'fifo'"
-    assert settings.without_effect() == [f"{paths.config_file()}:{place}: {why}" for place in places]
+    assert settings_told.without_effect() == [f"{paths.config_file()}:{place}: {why}" for place in places]
     written("[quota.groups.root.classes]\n" + "".join(f"C{number} = {{ weight = 2 }}\n" for number in range(30)))
-    assert len(settings.without_effect()) == 20
+    assert len(settings_told.without_effect()) == 20
 
 
 @pytest.mark.parametrize("root", ["/no-such", "/etc/passwd"])
@@ -442,23 +442,23 @@ def test_a_driver_that_is_not_there_is_told(home, root):
     """Apart from what has no effect: it is why there are no GPUs."""
     written(f'[gpus]\nshare = "no"\ndriver_root = "{root}"\n')
     line = f"{paths.config_file()}:3: gpus.driver_root: there is no directory {root}, so no GPU of NVIDIA is found"
-    assert (settings.missing_driver(), settings.without_effect()) == ([line], [])
+    assert (settings_told.missing_driver(), settings_told.without_effect()) == ([line], [])
     written('[gpus]\ndriver_root = "/"\n')
-    assert settings.missing_driver() == []
+    assert settings_told.missing_driver() == []
 
 
 def test_groups_of_the_file_need_no_group_of_the_system(home):
     written('[quota.groups]\nours = 2\n[groups]\nours = ["root"]\n')
-    assert settings.without_effect() == []
+    assert settings_told.without_effect() == []
 
 
 def test_a_weight_has_an_effect_in_a_fair_order(home):
     written('[quota.users]\nroot = { weight = 2 }\n[queue]\norder = "fair"\n')
-    assert settings.without_effect() == []
+    assert settings_told.without_effect() == []
 
 
 def test_without_a_file_no_name_is_unknown(home):
-    assert settings.without_effect() == []
+    assert settings_told.without_effect() == []
 
 
 def test_processors_are_chosen_in_one_way():

@@ -10,7 +10,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 suite=${DOCKLESS_VM_SUITE:-bookworm}
-packages=python3,uidmap,busybox-static,procps,iproute2,nftables,util-linux,mount,e2fsprogs,xfsprogs,kmod,strace
+packages=python3,uidmap,busybox-static,procps,iproute2,nftables,util-linux,mount,e2fsprogs,xfsprogs,kmod,strace,passt
 # For the guest that systemd runs: its users' managers come through PAM, and their bus is asked for scopes.
 packages=$packages,systemd,systemd-sysv,libpam-systemd,dbus-user-session
 # Loaded by the initramfs, dependencies first. What the kernel has built in, or does not have at all, is passed over.

@@ -18,6 +18,7 @@ from dockless.base.units import exact_size, format_size
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers, default_group
 from dockless.sched.config import Config
+from dockless.sched.engine.admission import networks
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.engine.gpus.hostgpus import HostGpus
 from dockless.sched.engine.host.disk import smallest
@@ -83,6 +84,7 @@ class Admission:
         """The job, or all of an array, as it will be queued. Raises what is wrong with it."""
         job = self._devices(job)
         self._rights(caller, job)
+        networks.check(caller, job.spec)
         if job.array_limit and not array:
             raise BadInput("a limit of how many run at once is for arrays", subject="array_limit", hint="submit an array")
         if job.retry_on and not job.retries:

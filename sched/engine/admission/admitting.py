@@ -8,21 +8,18 @@ from copy import copy
 
 from dockless.base.dataclass import replace
 from dockless.base.findings import MOST, Findings
-from dockless.base.records import read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission import gang_admission
+from dockless.sched.engine.admission.amounts import JOBS_A_TURN, Turns
 from dockless.sched.engine.waiting.aside import name_whole_arrays, refused
-from dockless.sched.jobs import JobSpec
-from dockless.sched.parsing import NONE_QUEUED, place_in_list
+from dockless.sched.parsing import NONE_QUEUED, is_label, place_in_list
 from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
+    from dockless.sandbox.spec import Spec
     from dockless.sched.engine.engine import Engine
-
-JOBS_A_TURN = 50
-"""Jobs of one request that are looked at before somebody else's turn."""
 
 
 async def next_round() -> None:
@@ -37,17 +34,17 @@ async def admitted(
     turn: Callable[[], Awaitable[None]],
     *,
     array: bool = False,
-    place: tuple[int, int] = (0, 0),
+    in_array: tuple[int, int] = (0, 0),
     gang: bool = False,
 ) -> list[NewJob]:
-    """The jobs, given as plain JSON values. Raises what is wrong with them; of a gang the first that is. ``turn``, ``array``, ``place``,
-    ``gang``: as in ``Engine.submit``."""
-    if gang:
-        return await _gang(engine, caller, specs, turn)
+    """The jobs, given as plain JSON values. Raises all that is wrong with them. ``turn``, ``array``, ``in_array``, ``gang``: as in
+    ``Engine.submit``."""
     wrong = Findings(NONE_QUEUED if len(specs) > 1 else "")
-    new = await of_list(engine, caller, specs, turn, wrong, len(specs), in_array=array or place[0] > 0)
+    if gang:
+        return await _gang(engine, caller, specs, turn, wrong)
+    new = await of_list(engine, caller, specs, turn, wrong, len(specs), of_array=array or in_array[0] > 0)
     wrong.refuse()
-    return [replace(job, place=place) for job in new] if place[0] else new
+    return [replace(job, in_array=in_array) for job in new] if in_array[0] else new
 
 
 async def of_list(
@@ -59,16 +56,14 @@ async def of_list(
     count: int,
     *,
     before: int = 0,
-    in_array: bool = False,
+    of_array: bool = False,
 ) -> list[NewJob]:
     """Those of the jobs with which nothing is wrong; else it is noted, and raised where that is enough. ``before``: how many jobs of the
     same submit, of ``count``, have been here."""
-    new, refusals = dict[int, NewJob](), dict[int, DocklessError]()
+    new, refusals, turns = dict[int, NewJob](), dict[int, DocklessError](), Turns(turn)
     for index, plain in enumerate(specs):
-        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
-            await turn()
         try:
-            job = engine.admission.admit(caller, read(JobSpec, plain, "job"), in_array)
+            job = engine.admission.admit(caller, await turns.read(plain), of_array)
             if job.options.role:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             new[index] = job
@@ -76,33 +71,55 @@ async def of_list(
             refusals[index] = error
             if len(refusals) == MOST:
                 break
-    never = await refused(engine, caller, {name for job in new.values() for name in job.options.after}, turn)
-    for index, job in new.items() if never else ():
-        if unmet := [never[name] for name in job.options.after if name in never]:
-            refusals[index] = copy(unmet[0])
+    never, waiting = dict[str, DocklessError | None](), [index for index, job in new.items() if job.options.after]
+    for start in range(0, len(waiting), JOBS_A_TURN):
+        if len(refusals) >= MOST:
+            break
+        if start:
+            await turn()
+        part = {index: new[index].options.after for index in waiting[start : start + JOBS_A_TURN]}
+        names = {name for after in part.values() for name in after} - never.keys()
+        never |= {**dict.fromkeys(names), **await refused(engine, caller, names, turn)}
+        for index, after in part.items():
+            if unmet := next(filter(None, map(never.get, after)), None):
+                refusals[index] = copy(unmet)
     for index, refusal in sorted(refusals.items()):
+        refusal.number = before + index + 1
         if count > 1:
             refusal.args = (place_in_list(before + index + 1, count) + str(refusal), *refusal.args[1:])
         wrong.add(refusal)
     return name_whole_arrays(engine, [*new.values()]) if not refusals else []
 
 
-async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]]) -> list[NewJob]:
-    new: list[NewJob] = []
+async def _gang(engine: Engine, caller: Caller, specs: Sequence[Any], turn: Callable[[], Awaitable[None]], wrong: Findings) -> list[NewJob]:
+    """Of the instances of a role, which are alike, what is wrong is told once."""
+    new, turns = list[NewJob](), Turns(turn)
+    known: list[Spec] = []
     for index, plain in enumerate(specs):
-        if index % JOBS_A_TURN == JOBS_A_TURN - 1:
-            await turn()
+        refusal = None
         try:
-            asked = read(JobSpec, plain, "job")
+            asked = await turns.read(plain)
             if len(specs) > 1:
                 gang_admission.check_network(asked.spec)
+                known.append(asked.spec)
             new.append(engine.admission.admit(caller, asked))
         except DocklessError as error:
+            refusal = error
+        if refusal is not None:
             if len(specs) > 1:
-                error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
-            raise
+                refusal.args = (_whose(plain, index + 1, len(specs)) + str(refusal), *refusal.args[1:])
+            wrong.add(refusal)
+    wrong.refuse()
+    gang_admission.check_networks(known)
     new = gang_admission.as_gang(engine, caller, new)
-    never = await refused(engine, caller, {name for job in new for name in job.options.after}, turn)
+    never = await refused(engine, caller, dict.fromkeys(name for job in new for name in job.options.after), turn)
     for refusal in never.values():
-        raise refusal
+        wrong.add(refusal)
+    wrong.refuse()
     return name_whole_arrays(engine, new)
+
+
+def _whose(plain: Any, number: int, count: int) -> str:
+    """The beginning of an error about one of those that start together."""
+    role = plain.get("role") if isinstance(plain, dict) else None
+    return f"role {role}: " if isinstance(role, str) and is_label(role) else place_in_list(number, count)

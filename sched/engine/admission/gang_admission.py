@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import BadInput, Refused
+from dockless.errors import BadInput, Refused, Unsupported
+from dockless.sandbox.network.asked import CONTAINER
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import seats
@@ -28,7 +30,21 @@ def check_network(spec: Spec) -> None:
     """``Unsupported`` for one that cannot be where several are. One alone has a network of its own."""
     from dockless.sandbox.resolve import check_shared_network
 
+    if spec.network.startswith(CONTAINER):
+        hint = "leave --network out, or name networks that it is on besides"
+        raise Unsupported("jobs that start together have a network of their own, not another sandbox's", subject="network", hint=hint)
+    if spec.network == "private" and os.geteuid() != 0:
+        hint = "leave --network out, or take the host's in all roles"
+        raise Unsupported("without root, jobs that start together share one loopback and are on no network", subject="network", hint=hint)
     check_shared_network(spec)
+
+
+def check_networks(specs: Sequence[Spec]) -> None:
+    """``Unsupported`` for roles of which some have the host's network and others networks of their own: they would not reach each other."""
+    said = {spec.network for spec in specs}
+    if {"host", "private"} <= said:
+        hint = "give all roles the host's network, or none of them"
+        raise Unsupported("some jobs that start together have the host's network, others are on networks", subject="network", hint=hint)
 
 
 def as_gang(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:

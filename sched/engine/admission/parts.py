@@ -13,7 +13,6 @@ from dockless.errors import BadInput, Refused, SchedError
 from dockless.sched.callers import Caller
 from dockless.sched.engine.admission.admitting import of_list
 from dockless.sched.engine.admission.per_user import taken
-from dockless.sched.engine.entry import just_submitted
 from dockless.sched.parsing import NONE_QUEUED
 from dockless.sched.store import queue
 from dockless.sched.store.queue import NewJob
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from dockless.sched.engine.engine import Engine
 
-SHOWN_AT_ONCE = 500
-"""Jobs that are on disk and come into memory before somebody else's turn."""
 KEPT_FOR = 60.0
 """Seconds for which parts of a submit are kept without another part, or the end."""
 KEPT_AT_MOST = 600.0
@@ -90,7 +87,7 @@ class Parts:
         if before + len(specs) > of:
             raise BadInput(f"more jobs came than the {of} that were announced", subject="of", hint="this is a bug in the client")
         engine.admission.refuse_too_many(caller, engine.per_user, of - before)
-        with engine.per_user.in_parts(caller.uid, len(specs), 0):
+        with engine.per_user.coming_in_parts(caller.uid, len(specs), 0):
             new = await of_list(engine, caller, specs, turn, self._wrong, of, before=before)
             size = sum(taken(len(job.spec), job.options) for job in new)
             engine.admission.refuse_too_large(caller, engine.per_user, size)
@@ -98,7 +95,7 @@ class Parts:
         if self._wrong.errors:
             self._drop_jobs()
         else:
-            self._counted.enter_context(engine.per_user.in_parts(caller.uid, len(new), size))
+            self._counted.enter_context(engine.per_user.coming_in_parts(caller.uid, len(new), size))
             self._new += new
         until = min(engine.loop.time() + KEPT_FOR, self._begun + KEPT_AT_MOST)
         self._too_old = engine.loop.call_at(until, self._drop)
@@ -125,10 +122,7 @@ class Parts:
                 return ids
 
             ids: list[int] = await engine.write(insert)
-            for start in range(0, of, SHOWN_AT_ONCE):
-                end = start + SHOWN_AT_ONCE
-                engine.show_submitted(just_submitted(ids[start:end], new[start:end], now, False))
-                await turn()
+            await engine.show_all(ids, new, now, 0, turn)
             return ids
         finally:
             self.close()

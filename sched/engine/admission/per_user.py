@@ -70,7 +70,7 @@ class PerUser:
             self._less(self.size, uid, size)
 
     @contextlib.contextmanager
-    def in_parts(self, uid: int, jobs: int, size: int) -> Iterator[None]:
+    def coming_in_parts(self, uid: int, jobs: int, size: int) -> Iterator[None]:
         """As ``coming``, of a part: until the end of its submit."""
         with self.coming(uid, jobs, size):
             self.submitting[uid] += jobs

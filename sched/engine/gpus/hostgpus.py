@@ -20,7 +20,7 @@ from dockless.base.device_names import is_device
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
-from dockless.sched.engine.gpus import numa
+from dockless.sched.engine.gpus import numa, seats
 from dockless.sched.engine.gpus.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.gpus.kept_out import KeptOut
 from dockless.sched.policy import classes
@@ -241,14 +241,11 @@ class HostGpus:
         from dockless.sandbox.gpus import gpu
 
         request = gpu.parse_request(text) if text else gpu.GpuRequest()
-        share = -(-request.memory >> 20)
-        if not share or request.count != 1:
-            return 0
-        return share if share <= min(self.room(self.class_of(text)), default=0) else 0
+        return seats.share_of(request.memory, self.room(self.class_of(text))) if request.memory and request.count == 1 else 0
 
     def room(self, gpu_class: str) -> list[int]:
         """The MiB of each whole GPU of that class that several jobs can have together."""
-        return [self.shareable.get(uuid, 0) for uuid in self.may_have(gpu_class) if uuid not in self.not_whole]
+        return seats.room_of(self.may_have(gpu_class), self.shareable, self.not_whole)
 
     def memory_of(self, text: str) -> int:
         """The bytes that each GPU of such a wish has at least; 0 where it does not say."""

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from dockless.sandbox.gpus.request import WHOLE
 from dockless.sched.policy import classes
+
+
+def room_of(units: Iterable[str], shareable: Mapping[str, int], not_whole: Container[str]) -> list[int]:
+    """The MiB of each whole GPU among these that several jobs can have together. ``shareable``: of those of which something is known."""
+    return [shareable.get(unit, 0) for unit in units if unit not in not_whole]
+
+
+def share_of(memory: int, room: Collection[int]) -> int:
+    """The MiB that a job which asks for so many bytes of one GPU has of it; 0 where some have less ``room``: it gets one of its own."""
+    share = -(-memory >> 20)
+    return share if share <= min(room, default=0) else 0
 
 
 def seated(wishes: Sequence[tuple[int, str]], room: Callable[[str], Collection[int]]) -> tuple[list[int], str]:

@@ -1,17 +1,16 @@
 """How much processor time each user gets while it is short: as much as all of her jobs together may count on, however many they are.
 
 On root's daemon the jobs of a user lie in one cgroup (``cgroups.users``). It weighs the cores that her running jobs have, and a
-tenth of one for all those together that have none of their own. On which processors they run: ``own_cores``.
+tenth of one for all those together that have none of their own. On which processors they run: ``own_cores``; both are
+told of starts and ends by ``processors``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cgroups import users
-from dockless.sched.engine.host import own_cores
 from dockless.sched.engine.host.host_supplies import had
 from dockless.sched.policy.supplies import CORES
 
@@ -23,16 +22,13 @@ REST = users.WEIGHT // 10
 
 
 def started(engine: Engine, uid: int) -> None:
-    """One of her jobs runs: perhaps in a group that was made for it."""
-    if os.geteuid() == 0:
-        _set(engine, uid, _now(engine, uid))
-        own_cores.started(engine, uid)
+    """One of her jobs runs: perhaps in a group that was made for it. Root's daemon alone has such groups."""
+    _set(engine, uid, _now(engine, uid))
 
 
 def ended(engine: Engine, uid: int) -> None:
     """One of her jobs does not run any more, or never did. Her group weighs the same as before more often than not, and is gone with her
     last job, or soon will be."""
-    own_cores.apply(engine)
     if uid not in engine.weights:
         return
     wanted = _now(engine, uid)

@@ -12,13 +12,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dockless.base.dataclass import replace
-from dockless.base.records import differences, read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import Refused
 from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.lifecycle import remains
-from dockless.sched.jobs import JobOptions, JobSpec, State
+from dockless.sched.jobs import JobOptions, State
 from dockless.sched.store import queries, queue
 
 if TYPE_CHECKING:
@@ -88,7 +87,8 @@ async def submit(engine: Engine, number: int, turn: Callable[[], Awaitable[None]
 
 
 def _asked(body: str) -> dict[str, Any]:
-    return differences(replace(read(JobSpec, json.loads(body), "job"), hold=False, begin=0.0, after=()))
+    asked: dict[str, Any] = json.loads(body)
+    return {name: value for name, value in asked.items() if name not in ("hold", "begin", "after")}
 
 
 def wanted(entry: LiveJob, state: State, reason: str, code: int | None) -> tuple[str, JobOptions] | None:

@@ -16,7 +16,7 @@ from dockless.sched.engine import attempts, queue_state, stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import kept_out, sharing
-from dockless.sched.engine.host import weights
+from dockless.sched.engine.host import processors
 from dockless.sched.engine.lifecycle import again, gang_ends, preempting, remains, warning
 from dockless.sched.engine.lifecycle.housekeeping import AFTER_ENDS
 from dockless.sched.engine.wants import is_the_hosts
@@ -221,7 +221,7 @@ def _let_go(engine: Engine, entry: LiveJob) -> None:
     failed = job.state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
     engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
     engine.active.pop(job.id, None)
-    weights.ended(engine, job.uid)
+    processors.ended(engine, job.uid)
     engine.entries.pop(job.id, None)
     if entry.overdue is not None:
         entry.overdue.cancel()

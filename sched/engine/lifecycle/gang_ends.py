@@ -7,6 +7,7 @@ first of them is told.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 
@@ -16,8 +17,8 @@ from dockless.errors import SchedError
 from dockless.sched import roles
 from dockless.sched.engine import stopping
 from dockless.sched.engine.entry import wake
-from dockless.sched.engine.host import weights
-from dockless.sched.engine.lifecycle import again, ending
+from dockless.sched.engine.host import processors
+from dockless.sched.engine.lifecycle import again, ending, gang_networks
 from dockless.sched.jobs import JobOptions, State
 from dockless.sched.store import queue
 from dockless.sched.store.writer import Change
@@ -70,6 +71,14 @@ async def _settle(engine: Engine, gang: Gang) -> None:
         await _back(engine, gang, *found)
     else:
         await ending.end_jobs(engine, [(member, _final(gang, member)) for member in gang.members])
+        _forget_network(engine, gang)
+
+
+def _forget_network(engine: Engine, gang: Gang) -> None:
+    """Also one that an earlier daemon had made for them."""
+    gang.own = None
+    if gang_networks.has(gang.first.job.id):
+        engine.spawn(asyncio.to_thread(gang_networks.forget, gang.first.job.id))
 
 
 def _cause(gang: Gang) -> LiveJob | None:
@@ -146,13 +155,14 @@ async def _back(engine: Engine, gang: Gang, reason: str, options: JobOptions) ->
         member.silent = False
     for member in gang.members:
         engine.active.pop(member.job.id, None)
-    weights.ended(engine, first.job.uid)
+    processors.ended(engine, first.job.uid)
     first.show(options=options)
     gang.over.clear()
     gang.told.clear()
     gang.settling = False
     if any(member.cancelled for member in gang.members):
         await ending.end_jobs(engine, [(member, ending.Ending(State.CANCELLED, "cancelled before it ran")) for member in gang.members])
+        _forget_network(engine, gang)
         return
     engine.line_up(first)
     engine.kick()
@@ -165,6 +175,7 @@ async def withdraw(engine: Engine, gang: Gang, reason: str) -> None:
     engine.step_back(gang.first)
     try:
         await ending.end_jobs(engine, [(member, ending.Ending(State.CANCELLED, reason)) for member in gang.members])
+        _forget_network(engine, gang)
     except SchedError:
         for member in gang.members:
             member.cancelled = False

@@ -17,11 +17,12 @@ from itertools import islice
 from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.idmaps import default_map
 from dockless.base.typing import TYPE_CHECKING, Any
-from dockless.errors import SchedError
+from dockless.errors import NetworkError, SchedError, Unwritable
 from dockless.native.userns import SharedNetwork
+from dockless.sandbox.network.model import Network
 from dockless.sandbox.spec import Spec
 from dockless.sched import roles
-from dockless.sched.engine.lifecycle import ending, starting
+from dockless.sched.engine.lifecycle import ending, gang_networks, starting
 from dockless.sched.jobs import JobOptions
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.store import queue
@@ -41,13 +42,15 @@ NO_PORTS = 30.0
 @dataclass(slots=True, eq=False)
 class Gang:
     """``members``: by rank. ``over``: how attempts ended, by the jobs' numbers, or the change by which one waits again; ``told``: which
-    jobs were told to end for the others' sake; ``apart``: their ports are those of their own network, which nobody else is in."""
+    jobs were told to end for the others' sake; ``apart``: their ports are those of their own network, which nobody else is in. ``own``:
+    the network that was made for them, see ``gang_networks``; where there is none ``network``, while they are being started."""
 
     members: list[LiveJob]
     over: dict[int, ending.Ending | Change[Any]] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
     settling: bool = False
     apart: bool = False
+    own: Network | None = None
     network: SharedNetwork | None = None
     making: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,7 +72,7 @@ class Gang:
     def start(self, start: Any, spec: Spec, *, owner: int | None, **how: Any) -> Any:
         """Called in a thread. A job that does not have the host's network gets the network that the gang shares; a gang of one job has its
         own."""
-        if spec.network == "host" or len(self.members) == 1:
+        if spec.network == "host" or len(self.members) == 1 or self.own is not None:
             return start(spec, owner=owner, **how)
         with self.making:
             if self.network is None:
@@ -146,6 +149,8 @@ async def _start(engine: Engine, gang: Gang, leases: Sequence[Lease], now: float
         await starting.not_begun(engine, gang.members, error)
         return
     try:
+        if gang.apart and len(gang.members) > 1:
+            gang.own = await asyncio.to_thread(gang_networks.make, gang.first.job.id, gang.first.job.uid)
         options = [replace(member.job.options, ports=ports.pop(0)) for member in gang.members]
 
         def begin(db: sqlite3.Connection) -> None:
@@ -154,7 +159,7 @@ async def _start(engine: Engine, gang: Gang, leases: Sequence[Lease], now: float
                 queue.set_options(db, lease.job, changed, lease.since, "ports", " ".join(map(str, changed.ports)))
 
         await engine.write(begin)
-    except SchedError as error:
+    except (NetworkError, SchedError, Unwritable) as error:
         await starting.not_begun(engine, gang.members, error)
         return
     for member, changed in zip(gang.members, options, strict=True):
@@ -196,11 +201,21 @@ def _is_used(port: int) -> bool:
 
 def told_of_the_others(gang: Gang, member: LiveJob, spec: Spec) -> Spec:
     """``spec`` with the variables of its role, and names of the others. What it says itself stays."""
-    names = {name for name, _ in spec.env}
-    found = roles.environment([one.job.options for one in gang.members], member.job.index, openpai="PAI_TASK_ROLE_LIST" in names)
-    env = (*spec.env, *((name, value) for name, value in found.items() if name not in names))
+    options, rank = [one.job.options for one in gang.members], member.job.index
+    places = [roles.LOOPBACK] * len(options) if gang.own is None else gang_networks.addresses(gang.own, len(options))
+    named = [roles.host_name(one) for one in options]
     known = {name for name, _ in spec.hosts}
-    others = (one.job.options for one in gang.members)
-    named = (name for one in others for name in (one.role, f"{one.role}-{one.role_index}"))
-    hosts = dict.fromkeys(name for name in named if name not in known and roles.is_host_name(name))
-    return replace(spec, env=env, hosts=(*spec.hosts, *((name, roles.LOOPBACK) for name in hosts)))
+    hosts: dict[str, str] = {}
+    for one, place in zip(options, places, strict=True):
+        for name in (one.role, f"{one.role}-{one.role_index}"):
+            if name not in known and roles.is_host_name(name):
+                hosts.setdefault(name, place)
+    if gang.own is not None:
+        spec = gang_networks.joined(spec, gang.own, places[rank], named[rank] or f"rank-{rank}")
+        reached = [name if hosts.get(name) == place else place for name, place in zip(named, places, strict=True)]
+    else:
+        reached = places
+    names = {name for name, _ in spec.env}
+    found = roles.environment(options, rank, reached, places, openpai="PAI_TASK_ROLE_LIST" in names)
+    env = (*spec.env, *((name, value) for name, value in found.items() if name not in names))
+    return replace(spec, env=env, hosts=(*spec.hosts, *hosts.items()))

@@ -14,8 +14,8 @@ from functools import partial
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.lifecycle import remains
-from dockless.sched.store import queue
+from dockless.sched.engine.lifecycle import gang_networks, remains
+from dockless.sched.store import queries, queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -61,3 +61,12 @@ async def one_round(engine: Engine) -> None:
         pass
     engine.kept.prune(config.kept_since())
     await remains.clear_left(engine)
+    await _forget_networks(engine)
+
+
+async def _forget_networks(engine: Engine) -> None:
+    """Of jobs that started together and have ended: a daemon was killed before it did, or a sandbox did not end at once."""
+    for first in await asyncio.to_thread(gang_networks.every):
+        job = queries.job(engine.reader, first)
+        if job is None or job.state.ended:
+            await asyncio.to_thread(gang_networks.forget, first)

@@ -23,7 +23,7 @@ from dockless.sched.engine import attempts
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.gpus import numa, sharing
-from dockless.sched.engine.host import disk, host_supplies, weights
+from dockless.sched.engine.host import disk, host_supplies, processors
 from dockless.sched.engine.host.volumes import explained, with_volumes
 from dockless.sched.engine.lifecycle import again, ending, gangs
 from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
@@ -193,7 +193,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             os.close(started.pidfd)
         raise
     sharing.runs(entry, enforced_by)
-    weights.started(engine, job.uid)
+    processors.started(engine, job.uid)
     engine.tell(entry, "start")
     wake(entry.up)
     if started.over is not None:
@@ -218,7 +218,7 @@ async def take_up(engine: Engine, entry: LiveJob) -> None:
             enforced_by = await engine.looked_at(sharing.taken_over, engine, job, found.handle)
             await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted", enforced_by))
             sharing.runs(entry, enforced_by)
-        weights.started(engine, job.uid)
+        processors.started(engine, job.uid)
         await ending.watch(engine, entry)
     elif found.what == "exited":
         record = None

@@ -36,6 +36,7 @@ VERBS = {
     "top": Verb("seen", "GPUs, jobs and users, live; or the processes of a sandbox", "now"),
     "events": Verb("events", "what happens to sandboxes, as it happens", "now"),
     "stats": Verb("seen", "what sandboxes take, again and again", "now"),
+    "port": Verb("networks", "which ports of the host lead into a sandbox", "now"),
     "logs": Verb("logs", "show what a job or a detached sandbox wrote; -f follows", "now"),
     "cp": Verb("copying", "copy files into a sandbox, or out of it", "now"),
     "stop": Verb("boxes", "end sandboxes: stop signal, then by force", "now"),
@@ -47,6 +48,7 @@ VERBS = {
     "unpause": Verb("life", "let them go on", "now"),
     "update": Verb("life", "other limits for sandboxes that run", "now"),
     "rename": Verb("life", "give a detached sandbox another name", "now"),
+    "pool": Verb("pools", "sandboxes that are made before they are needed, for run --pool", "now"),
     "images": Verb("images", "list the images of the store; check that it is sound", "images"),
     "pull": Verb("registry", "fetch images from registries; a cut pull goes on where it stopped", "images"),
     "load": Verb("transfer", "load images: OCI layout or tar, docker save archive", "images"),
@@ -67,6 +69,7 @@ VERBS = {
     "import": Verb("transfer", "make an image of the tar of a root file system", "make", "import_root"),
     "login": Verb("registry", "keep a user name and password for a registry", "make"),
     "logout": Verb("registry", "forget them", "make"),
+    "network": Verb("networks", "networks that sandboxes are on, and who is on which", "host"),
     "volume": Verb("volumes", "named directories that are kept between sandboxes", "host"),
     "submit": Verb("jobs", "queue a command, or the jobs of a file", "queue"),
     "convert": Verb("job_files", "print a job file of any format in dockless's own form", "queue"),
@@ -96,7 +99,7 @@ VERBS = {
 GROUPS = {"now": "Run now", "images": "Images", "make": "Images made and handed on", "queue": "The queue", "host": "This machine"}
 
 _SANDBOX_VERBS = (
-    "attach commit cp create diff exec export kill logs pause ps rename restart rm run start stats stop top unpause update wait"
+    "attach commit cp create diff exec export kill logs pause port ps rename restart rm run start stats stop top unpause update wait"
 )
 _IMAGE_VERBS = "history import load prune pull push save tag"
 ALIASES = {

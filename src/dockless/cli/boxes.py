@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 from dockless._life import described, refuse_job, remove
+from dockless.base import paths
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
@@ -15,9 +17,10 @@ from dockless.sandbox.state import ALIVE, HEALTHS, STATES
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.networks import Leased
 
 
-FILTERS = "name=, state=, image=, exited=CODE, health=, label=NAME[=VALUE]"
+FILTERS = "name=, state=, image=, exited=CODE, health=, network=, label=NAME[=VALUE]"
 
 
 def ps_options(parser: Parser) -> None:
@@ -40,8 +43,12 @@ def ps(options: Namespace) -> int:
     elif options.format:
         show(options.format, [_in_words(row) for row in shown])
     else:
-        rows = [(r["id"], r["image"], cut(" ".join(r["command"]), 40), _state(r), age(r["created"]), len(r["gpus"]) or "") for r in shown]
-        table(("ID", "IMAGE", "COMMAND", "STATE", "AGE", "GPUS"), rows)
+        ports = any(row["ports"] for row in shown)  # a column for them only then
+        rows = [
+            (r["id"], r["image"], cut(" ".join(r["command"]), 40), _state(r), age(r["created"]), len(r["gpus"]) or "", *[_ports(r)][:ports])
+            for r in shown
+        ]
+        table(("ID", "IMAGE", "COMMAND", "STATE", "AGE", "GPUS", *["PORTS"][:ports]), rows)
         if any(row["simulated"] for row in shown):
             out("GPUs are simulated.")
     return 0
@@ -53,11 +60,21 @@ def chosen(given: Sequence[str], *, alive_alone: bool) -> list[dict[str, Any]]:
 
     wanted = filters(given, _KEYS, {"state": STATES, "health": (*HEALTHS, "none")})
     found = []
+    known = _leased()
     for box in sorted(everything(), key=lambda one: one.id):
-        row = described(box)
+        row = described(box, known)
         if row and (not alive_alone or row["state"] in ALIVE) and all(_fits(row, key, values) for key, values in wanted.items()):
             found.append(row)
     return found
+
+
+def _leased() -> Leased:
+    """What sandboxes have on networks, empty where there are none."""
+    if not os.path.lexists(paths.state() / "networks"):
+        return {}
+    from dockless.sandbox.run.networks import leased
+
+    return leased()
 
 
 _KEYS = {
@@ -70,6 +87,7 @@ _KEYS = {
     "exited": "exited",
     "label": "label",
     "health": "health",
+    "network": "network",
 }
 _DEADLINES = {"": "timed out", "timeout": "timed out", "idle_timeout": "idle", "ttl": "ttl over"}
 
@@ -84,6 +102,8 @@ def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
             return str(row["exit_code"]) in values
         case "health":
             return (row["health"]["status"] if row["health"] else "none") in values
+        case "network":
+            return row["network"] in values or any(one["name"] in values for one in row["networks"])
         case "label":
             return has_labels(row["labels"], labels(values))
         case _:
@@ -95,7 +115,20 @@ def _in_words(row: dict[str, Any]) -> dict[str, Any]:
     import datetime
 
     created = datetime.datetime.fromtimestamp(row["created"], datetime.UTC).isoformat(timespec="seconds")
+    networks = ",".join(one["name"] for one in row["networks"])
+    row = row | {"ports": _ports(row), "networks": networks or row["network"]}
     return row | {"name": row["id"], "names": row["id"], "status": _state(row), "running_for": age(row["created"]), "created_at": created}
+
+
+def _ports(row: dict[str, Any]) -> str:
+    """As docker shows them: ``127.0.0.1:8080->80/tcp``."""
+    said = []
+    for port in row["ports"]:
+        address = f"[{port['address']}]:" if ":" in port["address"] else f"{port['address']}:" if port["address"] else ""
+        more = port["count"] - 1
+        outside, inside = (f"{first}-{first + more}" if more else str(first) for first in (port["outside"], port["inside"]))
+        said.append(f"{address}{outside}->{inside}/{port['protocol']}")
+    return ", ".join(said)
 
 
 def _state(row: dict[str, Any]) -> str:

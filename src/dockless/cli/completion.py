@@ -19,7 +19,8 @@ _ARGUMENTS = {
     "rmi": (_IMAGES,), "history": (_IMAGES,), "save": (_IMAGES,), "inspect": (_IMAGES, _BOXES), "export": (_BOXES, _IMAGES),
     "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),
     "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "debug": (_BOXES,),
-    "images": ("echo check", _IMAGES),
+    "images": ("echo check", _IMAGES), "port": (_BOXES,),
+    "network": ("printf '%s\\n' create ls inspect rm connect disconnect prune", "dockless network ls -q", _BOXES),
 }  # fmt: skip
 _FILES = ("load", "import", "simulate", "convert")
 

@@ -19,7 +19,7 @@ def config_options(parser: Parser) -> None:
 def config(options: Namespace) -> int:
     """1 for a file whose users or groups this host does not know, of whose classes it has no GPU, or whose directory of the driver it does
     not have; ``BadInput`` for one that cannot be read, and for the caller's own if a daemon would not start with it."""
-    from dockless.base import paths, settings
+    from dockless.base import paths, settings, settings_told
     from dockless.base.path import Path
 
     path = Path(options.file) if options.file else paths.config_file()
@@ -36,8 +36,8 @@ def config(options: Namespace) -> int:
         return _show(values, options.json)
     from dockless.sandbox.gpus.host_classes import has_class
 
-    unknown = settings.without_effect(path) + settings.unknown_classes(has_class(values["gpus.devices"]), path)
-    return _check(path, settings.missing_driver(path), unknown, _disk(values), options.json)
+    unknown = settings_told.without_effect(path) + settings_told.unknown_classes(has_class(values["gpus.devices"]), path)
+    return _check(path, settings_told.missing_driver(path), unknown, _disk(values), options.json)
 
 
 def _in_use(path: Any) -> bool:

@@ -21,8 +21,8 @@ class Word(NamedTuple):
 
 
 NOT_YET = "dockless has no such thing yet"
-_NETWORKS = "there are no networks but the host's own and none (loopback alone)"
-_PORTS = "no ports are published; with the host's network the program listens there itself"
+_PORTS = "say which port of the host leads to which inside: an image's EXPOSE is its author's word, not yours"
+_LINKS = "sandboxes of a user network find one another by name"
 _HEALTH = "not supported; the checks have --health-interval, --health-timeout, --health-retries and --health-start-period"
 _DETACH = Word(
     "to detach from a terminal, start the sandbox in the background with -t (run -dt) and attach", "attach --detach-keys ctrl-x NAME"
@@ -57,12 +57,10 @@ VERBS: dict[str, Word] = {
     "machine": Word("dockless needs no virtual machine; what this host can do", "doctor"),
     "manifest": Word("manifests are read, not made", "inspect --raw manifest IMAGE"),
     "mount": Word("an image's files can be had as a tar", "export IMAGE -o FILE"),
-    "network": Word(_NETWORKS, "run --network host IMAGE"),
     "node": Word(_SERVICES),
     "play": Word(_SERVICES),
     "plugin": Word("there are no plugins"),
     "pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
-    "port": Word(_PORTS, "run --network host IMAGE"),
     "quadlet": Word(_SERVICES),
     "sbom": Word(_SCANS, "export IMAGE -o FILE"),
     "scout": Word(_SCANS, "export IMAGE -o FILE"),
@@ -96,11 +94,6 @@ _OWN = "a namespace of its own is the default; leave it out"
 _JOIN = "a sandbox joins no other one's namespace yet; one sandbox may hold several processes"
 
 VALUES: dict[str, dict[str, Word]] = {
-    "--network": {
-        "bridge default private nat pasta slirp4netns": Word(_NETWORKS, "run --network host IMAGE"),
-        "container:": Word(_JOIN, "run IMAGE -- sh -c COMMANDS"),
-        "": Word(_NETWORKS, "run --network host IMAGE"),
-    },
     "--userns": {"auto keep-id nomap remap private": Word("ids are mapped by /etc/subuid in any case; leave it out", "run IMAGE")},
     **{
         f"--{name}": {"private shareable none": Word(_OWN, "run IMAGE"), "container:": Word(_JOIN, "run IMAGE -- sh -c COMMANDS")}
@@ -147,12 +140,9 @@ _RUN: dict[str, Word] = {
     "--detach-keys": _DETACH,
     "--device-cgroup-rule": Word("devices are given by their nodes", "run --device /dev/fuse IMAGE"),
     "--disable-content-trust": Word("signatures are not checked; policy.json refuses what needs them"),
-    "--dns": Word("the network is the host's or none; bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
-    "--dns-opt --dns-option": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
-    "--dns-search": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
     "--env-host": Word("name the variables that are to be taken along", "run -e HOME IMAGE"),
     "--env-merge": Word("write the value out", "run -e PATH=/bin IMAGE"),
-    "--expose": Word(_PORTS, "run --network host IMAGE"),
+    "--expose": Word("sandboxes of one network reach each other's ports anyway; from outside", "run --network bridge -p 8080:80 IMAGE"),
     "--gidmap": Word("ids are mapped by /etc/subgid; see", "doctor"),
     "--gpu": Word("the option is --gpus", "run --gpus 1 IMAGE"),
     "--health-log-destination": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
@@ -170,16 +160,12 @@ _RUN: dict[str, Word] = {
     "--image-volume": Word("an image's volumes are a part of its root"),
     "--io-maxbandwidth": Word("a limit for a disk is", "run --io /data:rbps=50M IMAGE"),
     "--io-maxiops": Word("a limit for a disk is", "run --io /data:riops=1000 IMAGE"),
-    "--ip": Word(_NETWORKS, "run --network host IMAGE"),
-    "--ip6": Word(_NETWORKS, "run --network host IMAGE"),
     "--isolation": Word("that is for Windows; here there are profiles", "run --profile untrusted IMAGE"),
     "--kernel-memory": Word("cgroup v2 counts the kernel's memory with the rest", "run --memory 4G IMAGE"),
-    "--link": Word(_NETWORKS, "run --network host IMAGE"),
-    "--link-local-ip": Word(_NETWORKS, "run --network host IMAGE"),
-    "--mac-address": Word(_NETWORKS, "run --network host IMAGE"),
+    "--link": Word(_LINKS, "run --network NAME IMAGE"),
+    "--link-local-ip": Word("an address is one of the network's subnet", "run --network NAME:ip=10.20.0.5 IMAGE"),
     "--memory-reservation": Word("memory that is protected, or from which on it is slowed down", "run --memory-low 1G IMAGE"),
     "--memory-swappiness": Word("cgroup v2 has none; swap itself can be limited", "run --memory 4G --memory-swap 4G IMAGE"),
-    "--network-alias --net-alias": Word(_NETWORKS, "run --network host IMAGE"),
     "--no-hosts": Word("the image's own /etc/hosts stays as it is; leave it out", "run IMAGE"),
     "--no-hostname": Word("the image's own /etc/hostname stays as it is; leave it out", "run IMAGE"),
     "--oom-kill-disable": Word("cgroup v2 cannot; slow it down before instead", "run --memory-high 3G IMAGE"),
@@ -190,8 +176,7 @@ _RUN: dict[str, Word] = {
     "--pod --pod-id-file": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
     "--preserve-fds": Word("standard input, output and error alone are passed on"),
     "--privileged": Word("every capability and device is a profile", "run --profile privileged IMAGE"),
-    "-p --publish": Word(_PORTS, "run --network host IMAGE"),
-    "-P --publish-all": Word(_PORTS, "run --network host IMAGE"),
+    "-P --publish-all": Word(_PORTS, "run --network bridge -p 8080:80 IMAGE"),
     "--rdt-class": Word(NOT_YET),
     "--read-only-tmpfs": Word("memory that can be written below a read-only root", "run --read-only --tmpfs /tmp IMAGE"),
     "--seccomp-policy": Word("a profile is a file", "run --security-opt seccomp=FILE IMAGE"),
@@ -259,7 +244,7 @@ FLAGS: dict[str, dict[str, Word]] = {
     "kill": {"-a --all": Word("name them", "ps -q"), "-l --latest --cidfile": Word("name them", "ps -q")},
     "rm": {
         "-v --volumes": Word("a sandbox's own files go with it; named volumes stay"),
-        "-l --link": Word(_NETWORKS),
+        "-l --link": Word("there are no links between sandboxes; leave it out", "rm NAME"),
         "-a --all --latest --cidfile --filter --depend -i --ignore": Word("name them", "ps -aq"),
         "-t --time": Word("stop it first", "stop --grace 10s NAME"),
     },
@@ -343,6 +328,15 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-o --opt": Word("a volume is a directory on dockless's own disk; other places are bound", "run -v /on/the/host:/inside IMAGE"),
         "-a --all": Word("all that no sandbox has go anyway; leave it out", "volume prune"),
         "--cluster --group --limit-bytes --required-bytes --secret --sharing --topology-preferred --topology-required": Word(_SERVICES),
+    },
+    "network": {
+        "-d --driver --ipam-driver --ipam-opt --scope": Word("there are no drivers; it is a bridge of the host", "network create NAME"),
+        "-o --opt": Word("what can be said of a network has options of its own", "network create --mtu 9000 NAME"),
+        "--ip-range --aux-address": Word("a whole subnet is given out; leave it out", "network create --subnet 10.20.0.0/24 NAME"),
+        "--ipv4 --ipv6": Word("a subnet of each kind is chosen; or name them", "network create --subnet fd00:20::/64 NAME"),
+        "--attachable --ingress --config-from --config-only": Word(_SERVICES),
+        "--link --link-local-ip --driver-opt --gw-priority": Word(_LINKS, "network connect --alias db NAME SANDBOX"),
+        "--dns --disable-dns --route --interface-name --no-trunc -v --verbose --ignore": Word("leave it out", "network ls"),
     },
     "exec": {
         "--detach-keys": _DETACH,

@@ -18,7 +18,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         return _measured(image, command, wanted, as_json)
     from dockless._options import gpus_wanted, make_spec
     from dockless.base.dataclass import replace
-    from dockless.sandbox.run.start import besides, explain
+    from dockless.sandbox.run.start import besides, explain, network_steps
 
     spec = make_spec(image, command, **wanted)
     asked = gpus_wanted(wanted)
@@ -31,16 +31,23 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         with leases.lease(asked) as lease:
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
-    notes = besides(ready)
+    notes, networks = besides(ready), network_steps(ready)
     if as_script:
         from dockless.sandbox.script import script
 
-        raw(os.fsencode(script(ready.resolved, ready.plan, notes)))
+        raw(os.fsencode(script(ready.resolved, ready.plan, [*(f"{what}: {'; '.join(done)}" for what, done in networks), *notes])))
         return 0
     table = rows(ready.plan)
     if as_json:
         print_json(
-            {"image": image, "limits": plain(list(spec.limits.writes())), "besides": notes, "gpus": plain(gpus), "operations": plain(table)}
+            {
+                "image": image,
+                "limits": plain(list(spec.limits.writes())),
+                "besides": notes,
+                "gpus": plain(gpus),
+                "networks": [{"what": what, "commands": list(done)} for what, done in networks],
+                "operations": plain(table),
+            }
         )
         return 0
     for gpu in gpus:
@@ -49,6 +56,11 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         out("besides the plan:")
         for note in notes:
             out(f"      {IMPOSSIBLE}{note}")
+        out("")
+    if networks:
+        out("networks, before the keeper:")
+        for what, done in networks:
+            out(f"      {what}", *(f"        $ {command}" for command in done))
         out("")
     out(*text(table).split("\n"))
     return 0

@@ -227,7 +227,7 @@ def _warn_of_strangers(user: str) -> None:
     """Who asks for the jobs of a user that this host does not have may have misspelt the name; of one who is gone they would be listed."""
     if not user:
         return
-    from dockless.base.settings import is_known
+    from dockless.base.settings_told import is_known
 
     if not is_known("user", user):
         warn(f"this host has no user {user[:40]!r}, and the queue no job of such a user")

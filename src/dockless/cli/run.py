@@ -61,6 +61,7 @@ def run_options(parser: Parser) -> None:
     parser.add_argument(
         "-i", "--interactive", action="store_true", help="with -d its standard input stays open, see attach; else it is connected anyway"
     )
+    parser.add_argument("--pool", metavar="NAME", help="in a sandbox of this pool, which waits already: see pool create")
     parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")
     parser.add_argument("--time", action="store_true", help="with --explain: what each step took")
     parser.add_argument("--script", action="store_true", help="with --explain: one shell script that does the same, for looking")
@@ -72,6 +73,11 @@ def run_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
+    if options.pool is not None:
+        from dockless.cli.pools import taken
+
+        box = taken(options)
+        return _in_front(box, box.spec.image, options.command or [], options)
     image, command = image_and_command(options)
     wanted = _wanted(options)
     for flag in ("time", "script"):
@@ -130,24 +136,32 @@ def _id_file(path: str | None) -> Iterator[Callable[[str], None]]:
 
 def _foreground(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
     from dockless._box import Sandbox
-    from dockless.cli.signals import Signals, on_terminals
+    from dockless.cli.signals import on_terminals
 
     size = None
     if options.tty or (not options.interactive and on_terminals()):
         from dockless.cli import terminal
 
         size, wanted = terminal.size(), {**wanted, "tty": True, "env": terminal.named(wanted["env"])}
-    with (
-        _id_file(options.cidfile) as tell,
-        Signals() as signals,
-        Sandbox(image, command, id=options.name, pull="never", size=size, **wanted) as box,
-    ):
+    return _in_front(Sandbox(image, command, id=options.name, pull="never", size=size, **wanted), image, command, options)
+
+
+def _in_front(made: Sandbox[Any], image: str, command: list[str], options: Namespace) -> int:
+    """A run from its start to its end."""
+    from dockless.cli.signals import Signals
+
+    with _id_file(options.cidfile) as tell, Signals() as signals, made as box:
         tell(box.id)
         for warning in () if options.quiet or options.json else box.warnings:
             from dockless.cli.output import warn
 
             warn(warning)
-        ended = terminal.converse(box, used_of(box)) if wanted.get("tty") else signals.wait(box)
+        if box.spec.tty:
+            from dockless.cli import terminal
+
+            ended: Exit = terminal.converse(box, used_of(box))
+        else:
+            ended = signals.wait(box)
     if options.json:
         print_exit(image, command, ended, box)
     elif not options.quiet and (ended.timed_out or ended.oom_killed or ended.unended):

@@ -289,6 +289,39 @@ def _by_variable(options: Namespace) -> str | None:
     return f"device={names}"
 
 
+def _networks(options: Namespace) -> Any:
+    """The options of one network go to the one that is named."""
+    more = [f"ip={address}" for address in (options.ip, options.ip6) if address]
+    more += [f"mac={options.mac_address}"] if options.mac_address else []
+    more += [f"alias={alias}" for alias in options.network_alias]
+    named: list[str] = options.network
+    if not more:
+        return named[0] if len(named) == 1 else named or None
+    said = next(flag for flag in ("ip", "ip6", "mac_address", "network_alias") if getattr(options, flag))
+    flag = f"--{said.replace('_', '-')}"
+    if len(named) != 1:
+        what = "several networks" if named else "no network"
+        hint = f"say it with the network: --network NAME:{','.join(more)}"
+        raise BadInput(f"{flag} with {what}", subject=flag, hint=hint)
+    if named[0] in ("none", "host") or named[0].startswith("container:"):
+        raise BadInput(f"{flag} with --network {named[0][:60]}", subject=flag, hint="it is for networks by name: leave one of them out")
+    return f"{named[0]}{',' if ':' in named[0] or '=' in named[0] else ':'}{','.join(more)}"
+
+
+def _allow_out(options: Namespace) -> list[str] | None:
+    return options.allow_out or ([] if options.deny_out else None)
+
+
+def _allow_host(options: Namespace) -> bool | None:
+    if options.allow_host and options.deny_host:
+        raise BadInput("--allow-host and --deny-host", subject="--allow-host", hint="give one of them")
+    return True if options.allow_host else False if options.deny_host else None
+
+
+def _log_denied(options: Namespace) -> bool | None:
+    return options.log_denied or None
+
+
 _SECURITY = {
     "apparmor label": "the rules of AppArmor and SELinux stay as they are; what holds a sandbox is said by --profile: leave it out",
     "systempaths mask unmask proc-opts": "what of /proc and /sys is hidden goes with the profile: --profile privileged hides nothing",
@@ -385,7 +418,9 @@ LIMITS = (
     Option("best_effort", "--best-effort", "", "go on without a limit that cannot be enforced, and say so"),
 )
 ISOLATION = (
-    Option("profile", "--profile", "", "untrusted: no capabilities, no network, read-only", ("default", "untrusted", "privileged")),
+    Option(
+        "profile", "--profile", "", "untrusted: no capabilities, no network unless named, read-only", ("default", "untrusted", "privileged")
+    ),
     Option(
         "devices",
         "--device",
@@ -394,7 +429,6 @@ ISOLATION = (
         repeated=True,
         value=_devices,
     ),
-    Option("network", "--network --net", "", "none: loopback only (default)", ("none", "host")),
     *(
         Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
         for flag, name in _NAMESPACES.items()
@@ -404,6 +438,30 @@ ISOLATION = (
     Option("cap_add", "--cap-add", "CAP", "NET_ADMIN, ALL, …", repeated=True),
     Option("cap_drop", "--cap-drop", "CAP", "likewise", repeated=True),
     Option("seccomp", "--security-opt", "seccomp=FILE", "a profile as Docker's, or seccomp=unconfined", repeated=True, value=_seccomp),
+)
+NETWORK = (
+    Option(
+        "network",
+        "--network --net",
+        "NAME[:ip=…,mac=…,alias=…]",
+        "none: loopback only (default); bridge; host; container:ID; user networks, several",
+        repeated=True,
+        value=_networks,
+    ),
+    Option("network", "--ip", "ADDRESS", "its own on that network, of IPv4", value=_networks),
+    Option("network", "--ip6", "ADDRESS", "its own on that network, of IPv6", value=_networks),
+    Option("network", "--mac-address", "MAC", "its own on that network", value=_networks),
+    Option("network", "--network-alias --net-alias", "NAME", "another name for it on that network", repeated=True, value=_networks),
+    Option("publish", "-p --publish", "[ADDRESS:]HOST:INSIDE", "ports of the host, -p 5000-5005:5000-5005/udp", repeated=True),
+    Option("dns", "--dns", "ADDRESS", "a server for names, instead of the network's", repeated=True),
+    Option("dns_search", "--dns-search", "DOMAIN", "where names without a dot are looked up", repeated=True),
+    Option("dns_options", "--dns-option --dns-opt", "OPTION", "of resolv.conf: ndots:2", repeated=True),
+    Option("allow_out", "--allow-out", "TO[:PORTS]", "connect to these alone: 10.0.0.0/8, pypi.org:443", repeated=True, value=_allow_out),
+    Option("allow_out", "--deny-out", "", "connect to nothing beyond its networks", value=_allow_out),
+    Option("allow_host", "--allow-host", "", "what may be reached may be the host itself, and metadata addresses", value=_allow_host),
+    Option("allow_host", "--deny-host", "", "do not reach them", value=_allow_host),
+    Option("net_rate", "--net-rate", "SIZE", "bytes a second, in and out each: 10M"),
+    Option("log_denied", "--log-denied", "", "tell the kernel's log of what is refused", value=_log_denied),
 )
 HEALTH = (
     Option("health", "--health-cmd", "COMMAND", "a line for /bin/sh inside; 0 is healthy", value=_health),
@@ -423,6 +481,7 @@ GROUPS = (
     ("files", None, FILES),
     ("limits", "Where this host cannot enforce one it is an error; --best-effort makes it a warning.", LIMITS),
     ("isolation", None, ISOLATION),
+    ("networks", "What it may reach beyond them; the profile untrusted never reaches the host unasked. docs/networks.md", NETWORK),
     ("health", "Checks by a command inside; the image's own where it has one.", HEALTH),
     ("GPUs", None, GPUS),
 )

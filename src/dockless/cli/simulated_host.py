@@ -64,6 +64,7 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
     from dockless.sched.config import Config, load
     from dockless.sched.engine.gpus.hostgpus import in_order_of_class
     from dockless.sched.engine.gpus.mps import SERVICE_MEMORY
+    from dockless.sched.engine.gpus.seats import room_of
     from dockless.sched.engine.host import host_supplies
     from dockless.sched.policy.state import QueueState
 
@@ -80,10 +81,8 @@ def simulated_host(config: str | None, units: Sequence[Gpu], jobs: Sequence[Trac
         return in_order_of_class(name, devices if "/" in name else gpus)
 
     @cache
-    def room(gpu_class: str) -> tuple[int, ...]:
-        """As ``HostGpus.room``."""
-        units = of_class(gpu_class) if gpu_class else state.gpus
-        return tuple(shareable.get(gpu, 0) for gpu in units if gpu not in state.slices)
+    def room(gpu_class: str) -> Collection[int]:
+        return room_of(of_class(gpu_class) if gpu_class else state.gpus, shareable, state.slices)
 
     state = QueueState(
         tuple(unit.uuid for unit in units),
@@ -142,11 +141,11 @@ def _as_here(job: TraceJob, state: QueueState, room: Callable[[str], Collection[
 def _share(job: TraceJob, room: Callable[[str], Collection[int]]) -> int:
     """The MiB that it has of one GPU; 0 where it has GPUs of its own."""
     from dockless.sandbox.gpus.request import parse_request
+    from dockless.sched.engine.gpus.seats import share_of
     from dockless.sched.policy.classes import request
 
     memory = parse_request(request(job.gpu_class)).memory if job.gpus == 1 and job.gpu_class else 0
-    share = -(-memory >> 20)
-    return share if share <= min(room(job.gpu_class), default=0) else 0
+    return share_of(memory, room(job.gpu_class))
 
 
 def _with_groups(jobs: Sequence[TraceJob], settings: Config) -> Sequence[TraceJob]:

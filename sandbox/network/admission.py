@@ -1,0 +1,117 @@
+"""The table of this state directory, kept as its networks and leases are: a start adds elements to it; when that cannot be, all of it is
+written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dockless.base.dataclass import replace
+from dockless.errors import NetworkError, NetworkInUse
+from dockless.sandbox.network import bridges, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network.asked import overlap
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.leases import Taken
+from dockless.sandbox.network.model import Lease, Network
+from dockless.sandbox.network.netlink import Request
+
+
+def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done: list[Request]) -> bool:
+    """Add what new leases need; the caller holds the lock, shared. False: the table is not as it was left, and has to be written as a
+    whole."""
+    name = records.table_name()
+    requests: list[Request] = []
+    for network, one in zip(networks, taken, strict=True):
+        if one.before is not None:
+            requests += table.requests_to_remove(name, network, one.before)
+        requests += table.requests_to_add(name, network, one.lease)
+    try:
+        with host.nftables() as asking:
+            if not table.is_intact(asking, name, records.every()):
+                return False
+            nftables.carry_out(asking, requests)
+    except (NetworkError, OSError):
+        return False
+    done += requests
+    return True
+
+
+def write_all(host: Host, done: list[Request]) -> None:
+    """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
+    with records.lock(shared=False):
+        networks = records.every()
+        for network in networks:
+            leases.sweep(host, network.name)
+        requests = table.requests_for(records.table_name(), networks, _living(host, networks))
+        with host.nftables() as asking:
+            nftables.carry_out(asking, requests)
+    done += requests
+
+
+def _living(host: Host, networks: Sequence[Network]) -> list[Lease]:
+    """All leases that live. A port is the newest one's: the keeper of an earlier one is gone, or it could not have been bound, and the
+    kernel is still taking its link apart."""
+    found: list[Lease] = []
+    each = (lease for network in networks for lease in leases.living(host, network.name))
+    for lease in sorted(each, key=lambda lease: lease.since, reverse=True):
+        newer = [port for one in found for port in one.ports] if lease.ports else []
+        kept = tuple(port for port in lease.ports if not any(overlap(port, other) for other in newer))
+        found.append(lease if kept == lease.ports else replace(lease, ports=kept))
+    return found
+
+
+def sweep() -> list[str]:
+    """Forget the leases of the dead, and put right what somebody else did to the table or to a bridge that is in use. What was done, as
+    names. ``NetworkError``, ``Unwritable``"""
+    if not records.every():
+        return []
+    host = Host()
+    with records.lock(shared=False):
+        networks = records.every()
+        dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        with host.nftables() as asking:
+            if not dead and table.is_intact(asking, records.table_name(), networks):
+                return []
+            living = _living(host, networks)
+            if not dead and not living:
+                return []  # nobody has used them since the host was booted
+            nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
+    return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
+
+
+def remove(name: str) -> None:
+    """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
+    host = Host()
+    with records.lock(shared=False):
+        network = records.find(name)
+        if lives := leases.living(host, name):
+            hint = f"dockless network inspect {name} lists them: stop them, or disconnect them"
+            raise NetworkInUse(f"{len(lives)} sandboxes are on network {name}", subject=name, hint=hint)
+        if os.geteuid() != 0:  # all that a user has of one is its record
+            return records.forget(name)
+        resolver.stop(records.running(name))
+        with host.netlink(netlink.ROUTE) as asking:
+            bridges.remove(network, asking)
+        records.forget(name)
+        left = records.every()
+        living = _living(host, left)
+        table_of = records.table_name()
+        requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
+        with host.nftables() as asking:
+            nftables.carry_out(asking, requests)
+
+
+def expel(host: Host, gone: Sequence[Lease]) -> None:
+    """Take from the table what the leases of a sandbox that has ended had, and forget them."""
+    name = records.table_name()
+    with records.lock(shared=True):
+        requests: list[Request] = []
+        for lease in gone:
+            requests += table.requests_to_remove(name, records.find(lease.network), lease)
+        try:
+            with host.nftables() as asking:
+                nftables.carry_out(asking, requests)
+        except NetworkError:
+            pass  # the next start writes the whole table
+        for lease in gone:
+            leases.release(lease)

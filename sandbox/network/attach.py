@@ -1,0 +1,228 @@
+"""A sandbox on its networks.
+
+::
+
+    attach
+        lease         an address on each network: leases.py
+        wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
+        configure     inside: loopback, addresses, routes
+        admit         the table lets its packets through: table.py
+
+Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Sequence
+from ipaddress import ip_interface, ip_network
+
+from dockless.base.dataclass import dataclass, field
+from dockless.base.path import Path
+from dockless.errors import BadInput, NetworkError
+from dockless.native.netns import NetworkNamespace, socket_in
+from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network.host import Host, index_of
+from dockless.sandbox.network.leases import Taken
+from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
+from dockless.sandbox.network.nameservers import has_resolver
+from dockless.sandbox.network.netlink import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``names``: by which others on its networks find it, besides the aliases of each; ``directory``: the sandbox's."""
+
+    endpoints: tuple[Endpoint, ...]
+    names: tuple[str, ...]
+    directory: Path
+    ports: tuple[Port, ...] = ()
+    egress: Egress = field(default_factory=Egress)
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """``network``, ``user``: descriptors of its network namespace and of the user namespace that this belongs to, -1 for ours. ``held``:
+    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order."""
+
+    network: int
+    user: int
+    leases: tuple[Lease, ...]
+    held: tuple[int, ...]
+    requests: tuple[Request, ...]
+
+
+def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
+    """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and connect it. It lasts until ``opened`` is
+    closed, or as long as its keeper lives that has entered it. Errors: ``UnknownNetwork``, ``AddressTaken``, ``BadInput``,
+    ``NetworkError``, ``Unwritable``."""
+    held = ports.hold(wanted.ports, opened)
+    namespace = namespace_of(user)
+    opened.callback(namespace.close)
+    done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
+    netlink.carry_out(namespace.route, done)
+    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), done)
+    return Attached(namespace.fd, user, made, held, tuple(done))
+
+
+def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease]) -> tuple[Lease, ...]:
+    """Put a sandbox that runs on further networks: those of ``wanted``. ``network``, ``user``: descriptors of its namespaces; ``known``:
+    what it has. Errors: as ``attach``."""
+    with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
+        return _connect(wanted, Inside(network, route), known, [])
+
+
+def disconnect(gone: Lease) -> None:
+    """Take a sandbox that runs off a network. ``NetworkError``"""
+    host = Host()
+    with host.netlink(netlink.ROUTE) as asking:
+        netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
+    admission.expel(host, [gone])
+
+
+def release(attached: Sequence[Lease]) -> None:
+    """What a sandbox that has ended had: its addresses are free at once, and not only when somebody looks."""
+    if attached:
+        admission.expel(Host(), attached)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A sandbox's network namespace, and a socket of rtnetlink(7) in it."""
+
+    fd: int
+    route: socket.socket
+
+
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
+    host = Host()
+    networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
+    sysctls.need_forwarding(networks)
+    first = max((lease.serial for lease in known), default=-1) + 1
+    routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
+    with contextlib.ExitStack() as undo:
+        with records.lock(shared=True), contextlib.ExitStack() as making:
+            asking = making.enter_context(host.netlink(netlink.ROUTE))
+            taken: list[Taken] = []
+            for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True), first):
+                records.find(network.name)  # it may have been removed before we had the lock
+                found = _take(wanted, network, endpoint, serial, host)
+                making.callback(os.close, found.fd)
+                undo.callback(leases.release, found.lease)
+                taken.append(found)
+            made = tuple(one.lease for one in taken)
+            _wire(networks, made, into, host, asking, done)
+            _configure(networks, made, into, routed, done)
+            for network in networks:
+                if has_resolver(network, wanted.egress):
+                    resolver.ensure(network, records.running(network.name), host, records.table_name())
+            whole = admission.admit(host, networks, taken, done)
+        if not whole:
+            admission.write_all(host, done)
+        undo.pop_all()
+    return made
+
+
+def _socket_in(network: int, user: int) -> socket.socket:
+    try:
+        return socket_in(network, socket.AF_NETLINK, socket.SOCK_RAW, netlink.ROUTE, user=user if os.geteuid() else -1)
+    except OSError as error:
+        raise NetworkError(f"cannot enter the sandbox's network: {error.strerror}", subject="network", hint="does it still run?") from error
+
+
+def namespace_of(user: int) -> NetworkNamespace:
+    """A new network namespace, which belongs to that user namespace, -1 for ours; the caller closes it. ``NetworkError``"""
+    try:
+        made = NetworkNamespace(user)
+    except OSError as error:
+        hint = "too many network namespaces: sysctl user.max_net_namespaces" if error.errno == 28 else "dockless doctor checks namespaces"
+        raise NetworkError(f"cannot make a network namespace: {error.strerror}", subject="network namespace", hint=hint) from error
+    netlink.prepare(made.route)
+    return made
+
+
+def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, host: Host) -> Taken:
+    names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.named else ()
+    published = wanted.ports if serial == _published(wanted, network, serial) else ()
+    link = f"dv{os.urandom(6).hex()}"
+    inode = os.stat(wanted.directory).st_ino
+
+    def lease(addresses: tuple[str, ...], mac: str) -> Lease:
+        return Lease(
+            network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial,
+            time.time(),
+        )  # fmt: skip
+
+    return leases.take(network, endpoint, lease, host)
+
+
+def _published(wanted: Wanted, network: Network, serial: int) -> int:
+    """The place of the endpoint that has the published ports: the first."""
+    if wanted.ports and serial == 0 and network.internal:
+        hint = "name another network first, or publish nothing"
+        raise BadInput(f"network {network.name} is internal: nothing leads into it", subject="ports", hint=hint)
+    return 0
+
+
+def _wire(
+    networks: Sequence[Network],
+    made: Sequence[Lease],
+    inside: Inside,
+    host: Host,
+    asking: socket.socket,
+    done: list[Request],
+) -> None:
+    indices = [bridges.ensure(network, host, asking, done) for network in networks]
+    _carry_out(
+        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)], done
+    )
+    for network, lease in zip(networks, made, strict=True):
+        _carry_out(asking, outside(network, lease, index_of(asking, lease.link)), done)
+        if lease.ports:
+            sysctls.lead_from_loopback(network.bridge)
+
+
+def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request]) -> None:
+    """``routed``: the kinds of addresses for which there is a way out already."""
+    for network, lease in zip(networks, made, strict=True):
+        _carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed), done)
+
+
+def pair(network: Network, lease: Lease, bridge: int, namespace: int) -> Request:
+    """The two links of a lease. ``bridge``: the number of the network's; ``namespace``: a descriptor of the sandbox's."""
+    return rtnetlink.new_veth(lease.link, bridge, namespace, lease.inside, lease.mac, network.mtu, bridge_name=network.bridge)
+
+
+def outside(network: Network, lease: Lease, index: int) -> list[Request]:
+    """What its link on the host needs, which has this number."""
+    limited = [rtnetlink.limit_rate(lease.link, index, lease.egress.rate)] if lease.egress is not None and lease.egress.rate else []
+    return bridges.port(lease.link, index, network, lease.mac) + limited
+
+
+def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list[Request]:
+    """The same inside. ``routed``: the kinds of addresses for which there is a way out; gets those of this network."""
+    name, subnets = lease.inside, [ip_network(subnet) for subnet in network.subnets]
+    requests = [
+        rtnetlink.add_address(name, index, ip_interface(f"{address}/{subnet.prefixlen}"))
+        for address, subnet in zip(lease.addresses, subnets, strict=True)
+    ]
+    requests.append(rtnetlink.set_up(name, index))
+    if network.patience:
+        requests.append(rtnetlink.set_patience(name, index, network.patience))
+    if lease.egress is not None and lease.egress.rate:
+        requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
+    for gateway, subnet in zip(network.gateways, subnets, strict=True):
+        if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
+            requests.append(rtnetlink.add_default_route(gateway, name, index))
+            routed.add(subnet.version)
+    return requests
+
+
+def _carry_out(asking: socket.socket, requests: list[Request], done: list[Request]) -> None:
+    netlink.carry_out(asking, requests)
+    done += requests

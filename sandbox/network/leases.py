@@ -1,0 +1,267 @@
+"""Addresses: a file each, which lasts as long as its sandbox does.
+
+A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
+whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
+there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is
+dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from dockless.base import paths, records
+from dockless.base.dataclass import dataclass
+from dockless.base.json import dumps, loads
+from dockless.base.path import Path
+from dockless.errors import AddressTaken, BadInput
+from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import records as networks
+from dockless.sandbox.network.host import Host, index_of
+from dockless.sandbox.network.model import Endpoint, Lease, Network
+
+Address = IPv4Address | IPv6Address
+_CHOSEN = 1 << 32
+"""Where the addresses begin that are chosen in a second subnet, which is one of IPv6."""
+_NEXT = "next"
+"""The file with the place of the address that is tried first."""
+_MOST = 1 << 20
+"""Bytes of a lease that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A lease that was just made: ``fd`` holds its lock, and is the caller's to close when its link is there. ``before``: the dead one that
+    had the address."""
+
+    lease: Lease
+    fd: int
+    before: Lease | None
+
+
+def place(network: str) -> Path:
+    """The directory of its leases, which a reboot may lose: whoever had them is gone."""
+    return networks.running(network) / "leases"
+
+
+def read(network: str) -> list[Lease]:
+    """All of a network, dead ones too, by their addresses. What is torn is left out."""
+    try:
+        names = os.listdir(place(network))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [lease for name in names if (lease := _parsed(place(network) / name)) is not None]
+    return sorted(found, key=lambda lease: ip_address(lease.addresses[0]).packed)
+
+
+def of(directory: Path) -> list[Lease]:
+    """Those of the sandbox that lives in a directory, in the order of its endpoints; and dead ones of sandboxes whose directory had the
+    same number. ``FileNotFoundError``"""
+    number = os.stat(directory).st_ino
+    found = [lease for known in networks.every() for lease in read(known.name) if lease.inode == number]
+    return sorted(found, key=lambda lease: lease.serial)
+
+
+def alive(lease: Lease, host: Host | None = None) -> bool:
+    """Whether its sandbox has it still. ``host``: where its link is."""
+    return bool((host or Host()).index_of(lease.link)) or _is_being_made(_path(lease))
+
+
+def living(host: Host, network: str) -> list[Lease]:
+    """Those of a network that are alive."""
+    import socket
+
+    with host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return [lease for lease in read(network) if index_of(asking, lease.link) or _is_being_made(_path(lease))]
+
+
+def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], str], Lease], host: Host) -> Taken:
+    """An address of a network, of each kind that it has: the one that is asked for, or the next one. ``make``: the lease of these addresses
+    with this MAC. The caller holds the lock of the networks. ``AddressTaken``, ``BadInput``, ``Unwritable``"""
+    asked = _asked(network, endpoint)
+    subnets = [ip_network(text) for text in network.subnets]
+    first = subnets[0]
+    if endpoint.addresses:
+        _end_earlier(network, make((), "").inode, host)
+    _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
+    paths.make(place(network.name))
+    with paths.writing("the lease of an address", place(network.name)):
+        for offset in _candidates(network, asked.get(first.version)):
+            addresses = tuple(asked.get(subnet.version) or at(subnet, offset, subnet is first) for subnet in subnets)
+            lease = make(tuple(map(str, addresses)), endpoint.mac or mac_of(addresses[0]))
+            taken = _take_one(lease, host)
+            if taken is not None:
+                if not endpoint.addresses:
+                    _remember(network, offset)
+                return taken
+    if endpoint.addresses:
+        raise AddressTaken(f"address {endpoint.addresses[0]} is taken on network {network.name}", subject="ip", hint="choose another")
+    hint = f"dockless network inspect {network.name} shows who has them; make one with a larger subnet"
+    raise AddressTaken(f"network {network.name} has no free address in {first}", subject=network.name, hint=hint)
+
+
+def _end_earlier(network: Network, inode: int, host: Host) -> None:
+    """Remove the link of an earlier run of the same sandbox, which the kernel is still taking apart. It has ended: who starts it again
+    holds its lock."""
+    for lease in read(network.name):
+        if lease.inode == inode and host.index_of(lease.link):
+            with host.netlink(netlink.ROUTE) as asking:
+                netlink.carry_out(asking, [rtnetlink.delete_link(lease.link)], known=(errno.ENODEV,))
+
+
+def at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Address:
+    """The address of that place in the first subnet, and its like in the second, where it lies apart from those that can be asked for."""
+    return subnet[offset] if is_first else subnet[offset + _CHOSEN]
+
+
+def _check_second(network: Network, asked: Address | None, host: Host) -> None:
+    """``AddressTaken`` for an address of the second subnet, by which no file is named."""
+    if asked is None:
+        return
+    if int(asked) - int(ip_network(network.subnets[1]).network_address) >= _CHOSEN:
+        raise BadInput(
+            f"address {asked} is one of those that dockless chooses", subject="ip", hint="ask for one whose last 32 bits alone are set"
+        )
+    if any(str(asked) in lease.addresses for lease in living(host, network.name)):
+        raise AddressTaken(f"address {asked} is taken on network {network.name}", subject="ip", hint="choose another")
+
+
+def release(lease: Lease) -> None:
+    """Forget one: its sandbox has ended, or never began."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _read(fd) == lease:  # nobody has taken it over
+                os.unlink(_path(lease))
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def sweep(host: Host, network: str) -> list[Lease]:
+    """Forget the dead ones of a network: which they were."""
+    lives = {lease.link for lease in living(host, network)}
+    dead = [lease for lease in read(network) if lease.link not in lives]
+    for lease in dead:
+        release(lease)
+    return dead
+
+
+def _path(lease: Lease) -> Path:
+    return place(lease.network) / lease.addresses[0]
+
+
+def next_free(network: Network) -> int:
+    """The place in its first subnet of an address that nobody has now."""
+    taken = {lease.addresses[0] for lease in read(network.name)}
+    first = ip_network(network.subnets[0])
+    return next((offset for offset in _candidates(network, None) if str(first[offset]) not in taken), 2)
+
+
+def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
+    """Those addresses that an endpoint names, by their kind."""
+    found: dict[int, Address] = {}
+    for text in endpoint.addresses:
+        try:
+            address = ip_address(text)
+        except ValueError:
+            raise BadInput(f"{text[:60]!r} is not an address", subject="ip", hint="write 10.20.0.5 or fd00:1::5") from None
+        subnet = next((one for one in map(ip_network, network.subnets) if address.version == one.version and address in one), None)
+        reserved = subnet is not None and address in (subnet.network_address, subnet.broadcast_address)
+        if subnet is None or reserved or str(address) in network.gateways:
+            hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
+            raise BadInput(f"address {address} is none for a sandbox of network {network.name}", subject="ip", hint=hint)
+        found[address.version] = address
+    return found
+
+
+def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
+    """Which addresses of the first subnet are tried, as their places in it: the one that was asked for, or all from the last one that was
+    given on, so that an address is not given again at once: others may still send to it."""
+    subnet = ip_network(network.subnets[0])
+    if asked is not None:
+        yield int(asked) - int(subnet.network_address)
+        return
+    gateway = int(ip_address(network.gateways[0])) - int(subnet.network_address)
+    count = min(subnet.num_addresses - 2, 65533)
+    try:
+        first = int((networks.running(network.name) / _NEXT).read_bytes())
+    except (OSError, ValueError):
+        first = 2
+    for step in range(count):
+        offset = 1 + (first - 1 + step) % count
+        if offset != gateway:
+            yield offset
+
+
+def _remember(network: Network, offset: int) -> None:
+    """Where the next one begins; lost at a crash, it begins again."""
+    fd = os.open(networks.running(network.name) / _NEXT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"%10d" % (offset + 1))  # over what is there: a file system is slow with files that it truncates
+    finally:
+        os.close(fd)
+
+
+def mac_of(address: Address) -> str:
+    """One that nobody made, which follows from the address: who keeps addresses by MAC is not surprised. IEEE 802, locally administered"""
+    return "02:" + ":".join(f"{byte:02x}" for byte in (b"\0" + address.packed)[-5:])
+
+
+def _take_one(lease: Lease, host: Host) -> Taken | None:
+    """None where somebody has it."""
+    path = _path(lease)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    kept = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(fd).st_nlink:  # swept, after it was opened
+            return None
+        before = _read(fd)
+        if before is not None and host.index_of(before.link):
+            return None
+        text = dumps(records.plain(lease)).encode()
+        os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)  # the same
+        kept = True
+        return Taken(lease, fd, before)
+    except BlockingIOError:
+        return None
+    finally:
+        if not kept:
+            os.close(fd)
+
+
+def _is_being_made(path: Path) -> bool:
+    from dockless.base.locks import is_locked
+
+    return is_locked(path)
+
+
+def _parsed(path: Path) -> Lease | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _read(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> Lease | None:
+    try:
+        return records.read(Lease, loads(os.pread(fd, _MOST, 0)), "lease")
+    except (BadInput, OSError, ValueError, RecursionError):
+        return None
+
+
+def names_of(leases: Iterable[Lease]) -> set[str]:
+    """By which the others find them."""
+    return {name.lower() for lease in leases for name in lease.names}

@@ -1,0 +1,65 @@
+"""Settings of the kernel that networks need. Those of the host itself are changed only where its administrator says so; those of our own
+bridges are ours. ip-sysctl"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from ipaddress import ip_network
+
+from dockless.base import paths
+from dockless.base.path import Path
+from dockless.errors import NetworkError
+from dockless.sandbox.network.model import Network
+
+FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
+_ALLOWED = {"no": (), "ipv4": (4,), "both": (4, 6)}
+
+
+def forwards(version: int) -> bool:
+    """Whether this host sends packets on from one link to another."""
+    with contextlib.suppress(OSError):
+        return _file(FORWARDING[version]).read_text().strip() != "0"
+    return False
+
+
+def need_forwarding(networks: Sequence[Network]) -> None:
+    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError``
+    where it does not for IPv4; where it does not for IPv6, that is left out."""
+    leading = {ip_network(subnet).version for network in networks if not network.internal for subnet in network.subnets}
+    missing = [version for version in sorted(leading) if not forwards(version)]
+    if not missing:
+        return
+    from dockless.base import settings
+
+    for version in missing:
+        if version in _ALLOWED[settings.load()["networks.forward"]]:
+            _set(FORWARDING[version], "1")
+        elif version == 4:
+            name = next(network.name for network in networks if not network.internal)
+            hint = f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
+            why = f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0"
+            raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
+
+
+def refuse_routers(bridge: str) -> None:
+    """The host takes no routes from what is on a bridge of ours, which may be hostile (CVE-2020-13401)."""
+    with contextlib.suppress(OSError):  # a host without IPv6
+        _file(f"net.ipv6.conf.{bridge}.accept_ra").write_text("0")
+
+
+def lead_from_loopback(bridge: str) -> None:
+    """What the host itself sends to a published port by 127.0.0.1 may leave by our bridge. The table refuses what comes from there."""
+    _set(f"net.ipv4.conf.{bridge}.route_localnet", "1")
+
+
+def _set(name: str, value: str) -> None:
+    try:
+        if _file(name).read_text().strip() != value:
+            _file(name).write_text(value)
+    except OSError as error:
+        raise NetworkError(f"cannot set {name} to {value}: {error.strerror}", subject=name, hint=f"sysctl -w {name}={value}") from error
+
+
+def _file(name: str) -> Path:
+    return Path("/proc/sys/" + name.replace(".", "/"))

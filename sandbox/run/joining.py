@@ -1,0 +1,100 @@
+"""The network namespace that a sandbox enters, where it has neither one with nothing in it nor the host's: one that is connected to its
+networks, or another sandbox's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import SandboxGone, Unsupported
+from dockless.sandbox.network.asked import CONTAINER, reaches_host
+from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
+
+if TYPE_CHECKING:
+    from dockless.sandbox.network.attach import Wanted
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.prepared import Prepared
+    from dockless.sandbox.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedNetwork:
+    """``network``: a descriptor of the network namespace; ``user``: of the user namespace that it belongs to and that the sandbox enters
+    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks."""
+
+    network: int
+    user: int
+    held: tuple[int, ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+
+def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork | None:
+    """What its spec says; None for nothing, or the host's. Descriptors are closed with ``opened``. Errors: those of ``network.attach`` and
+    ``SandboxGone``."""
+    spec = ready.resolved.spec
+    if not ready.resolved.shared_network:
+        return None
+    if spec.network.startswith(CONTAINER):
+        return _of_another(spec.network.removeprefix(CONTAINER), opened)
+    user = ready.user_namespace(opened)
+    if os.geteuid() != 0:
+        from dockless.sandbox.run.pasta import connect
+
+        by_pasta = connect(wanted(spec, directory, owner), ready.resolved, user, opened)
+        return JoinedNetwork(by_pasta.network, user, by_pasta.held)
+    from dockless.sandbox.network.attach import attach
+
+    found = attach(wanted(spec, directory, owner), user, opened)
+    return JoinedNetwork(found.network, found.user, found.held, found.leases)
+
+
+def leave_at_end(stack: contextlib.ExitStack, joined: JoinedNetwork | None) -> None:
+    """Its addresses are free when ``stack`` is closed, and not only when somebody looks."""
+    if joined is not None and joined.leases:
+        from dockless.sandbox.network.attach import release
+
+        stack.callback(release, joined.leases)
+
+
+def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
+    """What it asks for of its networks."""
+    from dockless.sandbox.network.attach import Wanted
+
+    names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
+    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
+
+
+def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
+    from dockless.sandbox.run.box import Box
+
+    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
+    if place is None:
+        raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
+    return namespaces_of(Box(name, place), opened)
+
+
+def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """The namespaces of a sandbox that runs, closed with ``opened``. ``SandboxGone``"""
+    from dockless.base.pidfds import hold
+
+    init, name = box.init_pid, box.id
+    try:
+        pidfd = hold(init)
+        opened.callback(os.close, pidfd)
+        if not box.alive:  # nor was it when we took hold of whoever has that number
+            raise ProcessLookupError
+        network, user = (os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user"))
+    except PermissionError as error:  # its init lets nobody but root look, proc(5)
+        hint = "run it as root, or run the program inside the other one: dockless exec"
+        raise Unsupported(f"the network of sandbox {name} can be entered by root alone", subject=name, hint=hint) from error
+    except OSError as error:
+        raise SandboxGone(
+            f"sandbox {name}, whose network is asked for, does not run", subject=name, hint=f"dockless start {name}"
+        ) from error
+    for fd in (network, user):
+        opened.callback(os.close, fd)
+    return JoinedNetwork(network, user)

@@ -1,0 +1,227 @@
+"""Networks and the sandboxes that are on them: which there are, who has what, joining and leaving while a sandbox runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.locks import is_locked
+from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
+from dockless.sandbox.filters import has_labels
+from dockless.sandbox.network import admission, leases, records
+from dockless.sandbox.network.asked import whose
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
+from dockless.sandbox.run.box import Box, everything
+from dockless.sandbox.run.documents import Document
+from dockless.sandbox.run.joining import namespaces_of, wanted
+from dockless.sandbox.spec import Spec
+
+_ENDED = "-"  # no sandbox's name
+Leased = Mapping[int, Sequence[Lease]]
+"""Leases that are alive, by the number of their sandbox's directory, in the order of its endpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnNetwork:
+    """A sandbox on a network. ``id``: empty for one of which no more is known. ``names``: by which the others find it."""
+
+    id: str
+    addresses: tuple[str, ...]
+    mac: str
+    names: tuple[str, ...]
+    ports: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInfo:
+    """A network. ``subnets``: of IPv4, IPv6 or one of each, and ``gateways``: the bridge's own address in each. ``bridge``: the name of its
+    link on the host. ``mtu``: bytes. ``internal``: nothing on it leads out. ``isolated``: those on it do not reach one another.
+    ``labels``: those it was made with. ``created``: seconds since 1970. ``sandboxes``: that are on it now."""
+
+    name: str
+    subnets: tuple[str, ...]
+    gateways: tuple[str, ...]
+    bridge: str
+    mtu: int
+    internal: bool
+    isolated: bool
+    labels: dict[str, str]
+    owner: int
+    created: float
+    sandboxes: tuple[OnNetwork, ...]
+
+
+def create(
+    name: str,
+    *,
+    subnets: Iterable[str] = (),
+    gateways: Iterable[str] = (),
+    mtu: int = 1500,
+    internal: bool = False,
+    isolated: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> NetworkInfo:
+    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``, ``Unsupported`` without root."""
+    if os.geteuid() != 0:
+        hint = f"run it as root; sandboxes of an ordinary user have --network {DEFAULT}"
+        raise Unsupported(f"network {name[:64]} needs root", subject="network", hint=hint)
+    made = records.create(
+        name,
+        subnets=tuple(subnets),
+        gateways=tuple(gateways),
+        mtu=mtu,
+        internal=internal,
+        isolated=isolated,
+        labels=tuple((labels or {}).items()),
+        owner=os.geteuid(),
+    )
+    return _described(made, {})
+
+
+def get(name: str) -> NetworkInfo:
+    """``UnknownNetwork``"""
+    return _described(records.find(name), _ids())
+
+
+def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]] = (), dangling: bool | None = None) -> list[NetworkInfo]:
+    """The networks by name, as ``volumes.chosen`` has volumes."""
+    ids, texts, wanted = _ids(), tuple(names), tuple(labels)
+    found = [_described(network, ids) for network in records.every()]
+    return [
+        one
+        for one in found
+        if (not texts or any(text in one.name for text in texts))
+        and has_labels(one.labels, wanted)
+        and dangling in (None, not one.sandboxes)
+    ]
+
+
+def remove(name: str) -> None:
+    """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
+    start again before there is such a network."""
+    admission.remove(name)
+
+
+def leased() -> Leased:
+    found: dict[int, list[Lease]] = {}
+    for network in records.every():
+        for lease in leases.living(Host(), network.name):
+            found.setdefault(lease.inode, []).append(lease)
+    return {inode: sorted(those, key=lambda lease: lease.serial) for inode, those in found.items()}
+
+
+def of(box: Box, known: Leased | None = None) -> Sequence[Lease]:
+    """What a sandbox that runs has. ``known``: what ``leased`` gave."""
+    try:
+        inode = os.stat(box.directory).st_ino
+    except OSError:
+        return ()
+    if known is not None:
+        return known.get(inode, ())
+    return [lease for lease in leases.of(box.directory) if leases.alive(lease)]
+
+
+def connect(box: Box, endpoint: Endpoint) -> None:
+    """Put a sandbox on one more network, at once while it runs, and at its starts from now on. ``BadInput`` where it is on it already,
+    ``Unsupported`` where its network is the host's or another sandbox's, ``UnknownNetwork``, ``AddressTaken``"""
+    if endpoint.network != DEFAULT:
+        records.find(endpoint.network)
+    spec = box.spec
+    if whose(spec.network) or (spec.profile == "untrusted" and spec.network == "none"):
+        what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
+        hint = f"start it with --network {endpoint.network} from the beginning"
+        raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
+    _with(spec, endpoint)  # before anything is made
+    runs = _runs(box)
+    if runs:
+        _connect(box, endpoint)
+    try:
+        box.change(partial(_changed, lambda now: _with(now, endpoint)))
+    except BaseException:
+        if runs:
+            with contextlib.suppress(DocklessError):
+                _disconnect(box, endpoint.network)
+        raise
+
+
+def disconnect(box: Box, network: str) -> None:
+    """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network."""
+    spec = box.spec
+    _without(spec, network, box.id)
+    if _runs(box):
+        _disconnect(box, network)
+    box.change(partial(_changed, lambda now: _without(now, network, box.id)))
+
+
+def _runs(box: Box) -> bool:
+    """``Unsupported`` where it does, and its networks are not ours to change."""
+    if box.alive and os.geteuid() != 0:
+        hint = f"dockless stop {box.id} first: it has others at its next start"
+        raise Unsupported(f"sandbox {box.id} runs, and root alone changes the networks of one that does", subject=box.id, hint=hint)
+    return box.alive
+
+
+def _connect(box: Box, endpoint: Endpoint) -> None:
+    from dockless.sandbox.network import attach
+
+    asked = replace(wanted(box.spec, box.present.directory, box.document.owner), endpoints=(endpoint,), ports=())
+    with contextlib.ExitStack() as opened:
+        inside = namespaces_of(box, opened)
+        attach.connect(asked, inside.network, inside.user, of(box))
+
+
+def _disconnect(box: Box, network: str) -> None:
+    from dockless.sandbox.network import attach
+
+    for lease in of(box):
+        if lease.network == network:
+            attach.disconnect(lease)
+
+
+def _changed(change: object, document: Document) -> Document:
+    assert callable(change)
+    return replace(document, spec=change(document.spec))
+
+
+def _with(spec: Spec, endpoint: Endpoint) -> Spec:
+    if any(one.network == endpoint.network for one in spec.endpoints):
+        hint = f"disconnect it first: dockless network disconnect {endpoint.network} SANDBOX"
+        raise BadInput(f"the sandbox is on network {endpoint.network} already", subject=endpoint.network, hint=hint)
+    return replace(spec, network="private", endpoints=(*spec.endpoints, endpoint))
+
+
+def _without(spec: Spec, network: str, id: str) -> Spec:
+    left = tuple(one for one in spec.endpoints if one.network != network)
+    if len(left) == len(spec.endpoints):
+        hint = f"dockless inspect {id} shows where it is"
+        raise BadInput(f"sandbox {id} is not on network {network}", subject=network, hint=hint)
+    if left:
+        return replace(spec, endpoints=left)
+    if spec.ports or spec.egress is not None:
+        what = "published ports" if spec.ports else "rules for what leaves it"
+        hint = "connect it to another network before"
+        raise BadInput(f"sandbox {id} has {what}, and would be on no network", subject=network, hint=hint)
+    return replace(spec, network="none", endpoints=(), dns=(), dns_search=(), dns_options=())
+
+
+def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
+    """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
+    on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
+    attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
+    return NetworkInfo(
+        network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
+        dict(network.labels), network.owner, network.created, attached,
+    )  # fmt: skip
+
+
+def _ids() -> dict[int, str]:
+    """The sandboxes by the numbers of their directories, ``_ENDED`` for one that does not run."""
+    found = {}
+    for box in everything():
+        with contextlib.suppress(OSError, SandboxGone):
+            found[os.stat(box.directory).st_ino] = box.id if is_locked(box.lock) else _ENDED
+    return found

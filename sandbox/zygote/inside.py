@@ -1,0 +1,546 @@
+"""What runs inside: the image's Python executes this text, 3.8 or newer and with its standard library alone. dockless itself takes the
+encoding of values from here.
+
+::
+
+    zygote    imports the modules, then waits on its control socket (descriptor 0)
+    a call    one datagram with descriptors: namespaces of a sandbox that waits, a socket for the call, a pipe for its status, its output
+              fork: the child is born in that sandbox's PID namespace, enters the others, becomes what any program there is, and is called
+    a branch  the same, but it stays a zygote: it imports more, and waits on that socket
+
+What a call is asked, and what it answers, never passes through the zygote. Values cross as JSON with tags: whoever reads an answer makes
+nothing but numbers, texts, bytes and containers of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import struct
+import sys
+
+MYPY = False
+if MYPY:
+    from typing import Any, NoReturn
+
+DEPTH = 64
+"""Containers within containers."""
+_INTEGER = 1 << 64
+_BITS = 1 << 20
+_TEXT = 1 << 16
+"""Characters of an exception's message, and of its traceback."""
+_ALIKE = 64
+"""Keys that may have one hash."""
+_CONTAINERS = ((tuple, "t"), (set, "s"), (frozenset, "z"))
+
+
+class Unencodable(Exception):
+    """A value that cannot cross: its type."""
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """As JSON has it; what JSON has not is an object with one tag. Subclasses become their base. ``Unencodable``"""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        number = int(value)
+        if -_INTEGER < number < _INTEGER:
+            return number
+        if number.bit_length() > _BITS:
+            raise Unencodable(f"an int of more than {_BITS} bits")
+        return {"i": hex(number)}
+    if isinstance(value, float):
+        real = float(value)
+        return real if real - real == 0 else {"f": repr(real)}
+    if isinstance(value, complex):
+        return {"c": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"b" if isinstance(value, bytes) else "a": base64.b64encode(value).decode("ascii")}
+    if depth >= DEPTH:
+        raise Unencodable(f"containers within containers, more than {DEPTH} deep")
+    if isinstance(value, list):
+        return [encode(each, depth + 1) for each in value]
+    if isinstance(value, dict):
+        return {"d": [[encode(key, depth + 1), encode(each, depth + 1)] for key, each in value.items()]}
+    for kind, tag in _CONTAINERS:
+        if isinstance(value, kind):
+            return {tag: [encode(each, depth + 1) for each in value]}
+    raise Unencodable(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def decode(coded: Any, depth: int = 0) -> Any:
+    """The value. ``ValueError`` for what ``encode`` does not make."""
+    if coded is None or isinstance(coded, (bool, int, float, str)):
+        return coded
+    if depth > DEPTH:
+        raise ValueError("too deep")
+    if isinstance(coded, list):
+        return [decode(each, depth + 1) for each in coded]
+    if not isinstance(coded, dict) or len(coded) != 1:
+        raise ValueError("no tag")
+    ((tag, inner),) = coded.items()
+    if tag in ("i", "f", "b", "a"):
+        if not isinstance(inner, str):
+            raise ValueError("no text")
+        if tag in "ba":
+            raw = base64.b64decode(inner, validate=True)
+            return raw if tag == "b" else bytearray(raw)
+        if tag == "f" and inner in ("nan", "inf", "-inf"):
+            return float(inner)
+        if tag == "i" and inner.lstrip("-").startswith("0x") and len(inner) <= _BITS // 4 + 3:
+            return int(inner, 16)
+        raise ValueError("no number")
+    if not isinstance(inner, list):
+        raise ValueError("no list")
+    if tag == "c":
+        real, imaginary = (decode(each, depth + 1) for each in inner)
+        if not all(isinstance(part, (int, float)) for part in (real, imaginary)):
+            raise ValueError("no complex number")
+        return complex(real, imaginary)
+    try:
+        if tag == "d":
+            pairs = [(decode(key, depth + 1), decode(each, depth + 1)) for key, each in inner]
+            _check_hashes([key for key, _ in pairs])
+            return dict(pairs)
+        for kind, known in _CONTAINERS:
+            if tag == known:
+                items = [decode(each, depth + 1) for each in inner]
+                if kind is not tuple:
+                    _check_hashes(items)
+                return kind(items)
+    except TypeError as error:  # not to be hashed, or no pair
+        raise ValueError(str(error)) from None
+    raise ValueError("an unknown tag")
+
+
+def _check_hashes(keys: list[Any]) -> None:
+    """Numbers can be chosen so that all have one hash: a dict of them would take for ever to make."""
+    if len(keys) > _ALIKE:
+        hashes = sorted(map(hash, keys))
+        if any(hashes[at] == hashes[at - _ALIKE] for at in range(_ALIKE, len(hashes))):
+            raise ValueError("keys of one hash")
+
+
+def _record(error: BaseException) -> dict[str, str]:
+    """An exception as texts, without the frames of ours at its beginning."""
+    import traceback
+
+    ours = _record.__code__.co_filename
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
+        trace = trace.tb_next
+    try:
+        message = str(error)
+    except BaseException as another:
+        message = f"<its message cannot be made: {type(another).__name__}>"
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:
+        text = ""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return {"type": name[:200], "message": message[:_TEXT], "traceback": text[-_TEXT:]}
+
+
+# setns(2), prctl(2), capset(2), seccomp(2)
+_KINDS = {"net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000, "cgroup": 0x2000000, "pid": 0x20000000, "mount": 0x20000}
+_ORDER = ("net", "ipc", "uts", "cgroup", "mount")
+_CALLS = {"x86_64": (126, 434), "aarch64": (91, 434)}
+"""Numbers of capset(2) and pidfd_open(2)."""
+_BOUNDING_HAS, _BOUNDING_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _DUMPABLE = 23, 24, 22, 38, 4
+
+
+class _Kernel:
+    """The system calls that Python has not."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self._ctypes = ctypes
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+        self._capset, self._pidfd_open = _CALLS[os.uname().machine]
+        self._loaded: dict[bytes, Any] = {}
+
+    def _checked(self, result: int, what: str) -> int:
+        if result < 0:
+            number = self._ctypes.get_errno()
+            raise OSError(number, f"{what}: {os.strerror(number)}")
+        return result
+
+    def setns(self, fd: int, kind: str) -> None:
+        self._checked(self._libc.setns(fd, _KINDS[kind]), f"enter the {kind} namespace")
+
+    def pidfd_open(self, pid: int) -> int:
+        return int(self._checked(self._libc.syscall(self._pidfd_open, pid, 0), "pidfd_open"))
+
+    def prctl(self, option: int, value: int = 0) -> int:
+        return int(self._libc.prctl(option, value, 0, 0, 0))
+
+    def drop_bounding(self, dropped: list[int]) -> None:
+        for number in dropped:
+            self._checked(self.prctl(_BOUNDING_DROP, number), "drop a capability")
+
+    def capset(self, mask: int) -> None:
+        low, high = mask & 0xFFFFFFFF, mask >> 32
+        header = (self._ctypes.c_uint32 * 2)(0x20080522, 0)
+        data = (self._ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+        self._checked(self._libc.syscall(self._capset, header, data), "capset")
+
+    def load(self, program: bytes) -> int:
+        """Where a filter is in memory, as the kernel takes it."""
+        ctypes = self._ctypes
+        kept = ctypes.create_string_buffer(program, len(program))
+        whole = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(kept)))
+        self._loaded[program] = kept, whole
+        return int(ctypes.addressof(whole))
+
+    def filter(self, at: int) -> None:
+        self._checked(self._libc.prctl(_SET_SECCOMP, 2, at, 0, 0), "install the seccomp filter")
+
+    def flush(self) -> None:
+        self._libc.fflush(None)
+
+
+def _become(kernel: _Kernel, program: list[dict[str, Any]]) -> None:
+    """What the plan of the sandbox says of its program: ids, limits, capabilities, the filter, in its order. sandbox/compile.py"""
+    for op in program:
+        name, x = op["name"], op["x"]
+        if name == "SIGNALS":
+            import signal
+
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        elif name == "SETSID":
+            os.setsid()
+        elif name == "UMASK":
+            os.umask(x)
+        elif name == "CHDIR":
+            os.chdir(op["a"])
+        elif name == "AFFINITY":
+            os.sched_setaffinity(0, op["a"])
+        elif name == "RLIMIT":
+            import resource
+
+            resource.setrlimit(op["c"], tuple(op["a"]))
+        elif name == "BOUNDING":
+            kernel.drop_bounding(op["dropped"])
+        elif name == "SET_IDS":
+            uid, gid = x & 0xFFFFFFFF, x >> 32
+            for fd in (1, 2):
+                try:
+                    os.fchown(fd, uid, gid)  # so that /dev/stdout can be opened
+                except OSError:  # root has done so on the host
+                    pass
+            if not op["a"]:
+                os.setgroups(op["b"])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        elif name == "CAPS":
+            kernel.capset(x)
+            kernel.prctl(_DUMPABLE, 1)  # as after an exec: its own files in /proc are its own
+        elif name == "NO_NEW_PRIVS":
+            if kernel.prctl(_NO_NEW_PRIVS, 1) < 0:
+                raise OSError("no_new_privs cannot be set")
+        elif name == "SECCOMP":
+            kernel.filter(op["at"])
+        else:
+            raise ValueError(f"a plan with {name}")
+
+
+def _close_all_but(kept: tuple[int, ...]) -> None:
+    """What the modules had open is the zygote's, and its files' parents lead to its root."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:  # that of the listing
+                pass
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.settings: dict[str, Any] = {}
+        self.children: dict[int, tuple[int, int]] = {}
+        self.kernel = _Kernel()
+        self.own = -1
+
+    def serve(self) -> NoReturn:
+        """Import what is asked for, then fork until the other end is closed."""
+        import select
+
+        _load()
+        first, fds = self.receive()
+        os.set_inheritable(self.control.fileno(), False)
+        for fd in fds:
+            os.close(fd)
+        asked = json.loads(first)
+        self.settings.update(asked.get("settings") or {})
+        for op in self.settings["program"]:
+            if op["name"] == "SECCOMP":
+                op["at"] = self.kernel.load(base64.b64decode(op["a"]))
+            if op["name"] == "BOUNDING":
+                op["dropped"] = [
+                    number for number in range(64) if not op["x"] >> number & 1 and self.kernel.prctl(_BOUNDING_HAS, number) == 1
+                ]
+        failure = _import(asked["preload"]) or _threads() or _shared_memory()
+        self.say(failure or {"ready": sys.version.split()[0]})
+        if failure:
+            os._exit(1)
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        self.own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        poller = select.poll()
+        poller.register(self.control, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd != self.control.fileno():
+                    self.collect(fd, poller)
+                    continue
+                kind, fds = self.receive()
+                if not kind:
+                    os._exit(0)
+                self.fork(kind, fds, poller)
+
+    def receive(self) -> tuple[bytes, list[int]]:
+        import array
+
+        fds = array.array("i")
+        data, ancillary, _, _ = self.control.recvmsg(1 << 18, socket.CMSG_SPACE(16 * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+        return data, list(fds)
+
+    def say(self, what: dict[str, Any]) -> None:
+        self.control.sendall(json.dumps(what).encode())
+
+    def fork(self, kind: bytes, fds: list[int], poller: Any) -> None:
+        kinds = self.settings["kinds"]
+        spaces = dict(zip(kinds, fds))  # noqa: B905
+        call, status, out, err = fds[len(kinds) : len(kinds) + 4]
+        group = fds[len(kinds) + 4 :]
+        try:
+            self.kernel.setns(spaces["pid"], "pid")
+            try:
+                pid = os.fork()
+                if not pid:
+                    _child(self, kind, spaces, call, (out, err), group)
+            finally:
+                self.kernel.setns(self.own, "pid")  # a thread is born where its process is
+            pidfd = self.kernel.pidfd_open(pid)
+        except BaseException as error:
+            _tell(status, {"failed": str(error)[:500]})
+        else:
+            self.children[pidfd] = pid, status
+            poller.register(pidfd, 1)
+        finally:
+            for fd in fds:
+                if fd != status:
+                    os.close(fd)
+
+    def collect(self, pidfd: int, poller: Any) -> None:
+        pid, status = self.children.pop(pidfd)
+        poller.unregister(pidfd)
+        os.close(pidfd)
+        try:
+            raw = os.waitpid(pid, 0)[1]
+        except OSError:  # a module has collected it
+            os.close(status)
+        else:
+            _tell(status, {"status": raw})
+
+
+def _tell(status: int, what: dict[str, Any]) -> None:
+    try:
+        os.write(status, json.dumps(what).encode())
+    except OSError:  # nobody waits for it any more
+        pass
+    os.close(status)
+
+
+def _child(zygote: _Zygote, kind: bytes, spaces: dict[str, int], call: int, output: tuple[int, int], group: list[int]) -> NoReturn:
+    try:
+        channel = socket.socket(fileno=call)
+        try:
+            for fd in group:
+                os.write(fd, b"0")
+            for space in _ORDER:
+                if space in spaces:
+                    zygote.kernel.setns(spaces[space], space)
+            null = os.open("/dev/null", os.O_RDONLY)
+            for fd, to in ((null, 0), (output[0], 1), (output[1], 2)):
+                os.dup2(fd, to)
+            zygote.control.detach()
+            zygote.children.clear()
+            _close_all_but((call,))
+            if kind == b"branch":
+                zygote.control = channel
+                zygote.serve()
+            os.environ.update(zygote.settings["env"])
+            _become(zygote.kernel, zygote.settings["program"])
+        except BaseException as error:
+            _answer(channel, {"failed": f"{type(error).__name__}: {str(error)[:500]}"}, 1 << 12)
+            os._exit(1)
+        limit, outcome = _called(channel, zygote.kernel)
+        _answer(channel, outcome, limit)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _called(channel: socket.socket, kernel: _Kernel) -> tuple[int, dict[str, Any]]:
+    """What became of what the channel asks for, and how long the answer may be."""
+    asked = json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 8), "big")))
+    outcome: dict[str, Any]
+    try:
+        value = _run(asked)
+    except BaseException as error:
+        outcome = {"raised": _record(error)}
+    else:
+        try:
+            outcome = {"value": encode(value)}
+        except Unencodable as error:
+            outcome = {"unsent": str(error)}
+        except BaseException as error:
+            outcome = {"raised": _record(error)}
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            pass
+    kernel.flush()
+    return asked["limit"], outcome
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        part = channel.recv(min(size - len(raw), 1 << 20))
+        if not part:  # nobody needs us any more
+            os._exit(0)
+        raw += part
+    return bytes(raw)
+
+
+def _run(asked: dict[str, Any]) -> Any:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()  # else every call would draw the same numbers; Python's own random does this by itself
+    if "code" in asked:
+        return _execute(asked["code"], decode(asked["variables"]))
+    import importlib
+
+    module, _, name = asked["function"].partition(":")
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    return function(*decode(asked["args"]), **decode(asked["kwargs"]))
+
+
+def _execute(source: str, variables: dict[str, Any]) -> Any:
+    """As a module's text; the value of its last line, where that is an expression."""
+    import ast
+    import linecache
+    import types
+
+    name = "<code>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    main.__dict__.update(variables)
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), main.__dict__)
+    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), main.__dict__)  # type: ignore[attr-defined]
+
+
+def _answer(channel: socket.socket, outcome: dict[str, Any], limit: int) -> None:
+    raw = json.dumps(outcome).encode()
+    if len(raw) > limit:
+        raw = json.dumps({"unsent": f"a result of {len(raw)} bytes, and {limit} are the most"}).encode()
+    channel.sendall(len(raw).to_bytes(8, "big") + raw)
+
+
+def _load() -> None:
+    """What a call's process itself needs, once for all."""
+    import array  # noqa: F401
+    import ast  # noqa: F401
+    import gc  # noqa: F401
+    import importlib  # noqa: F401
+    import linecache  # noqa: F401
+    import resource  # noqa: F401
+    import signal  # noqa: F401
+    import threading  # noqa: F401
+    import traceback  # noqa: F401
+    import types  # noqa: F401
+
+
+def _import(names: list[str]) -> dict[str, Any]:
+    import importlib
+
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            return {"import": dict(_record(error), module=name)}
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return {}
+
+
+def _threads() -> dict[str, Any]:
+    """A fork has the thread alone that forks: what the others held stays locked. Libraries that end theirs before a fork, such as OpenBLAS,
+    have ended them after the first one."""
+    import gc
+    import threading
+
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if not names:
+        gc.collect()
+        gc.freeze()  # the collector touches none of it, so it stays shared
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        own = str(os.getpid())
+        for task in os.listdir("/proc/self/task"):
+            if task != own:
+                try:
+                    with open(f"/proc/self/task/{task}/comm") as comm:
+                        names.append(comm.read().strip())
+                except OSError:
+                    pass
+    return {"threads": names} if names else {}
+
+
+def _shared_memory() -> dict[str, Any]:
+    """What is mapped as shared would be shared by all calls, who can write to it if the kernel says that it may become writable: proc(5)"""
+    found, name = [], ""
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split(None, 5)
+            if line[0] in "0123456789abcdef":
+                name = words[5].strip() if len(words) > 5 else "anonymous"
+            elif words[0] == "VmFlags:" and {"mw", "ms"} <= set(line.split()):
+                found.append(name[:200])
+    return {"shared": found} if found else {}
+
+
+def main() -> None:
+    """Descriptor 0 is the control socket."""
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open("/dev/null", os.O_RDWR), 0)
+    try:
+        zygote = _Zygote(control)
+    except ImportError as error:
+        control.sendall(json.dumps({"import": dict(_record(error), module="ctypes")}).encode())
+        return
+    zygote.serve()

@@ -1,0 +1,94 @@
+"""The network of jobs that start together: one that is made for them, where each has an address and is found by the name of its role. It
+leads nowhere else; who also wants the world names a network for that.
+
+An ordinary user's daemon has a network namespace with nothing in it but loopback, which all of them enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from ipaddress import ip_network
+
+from dockless.base import paths
+from dockless.base.dataclass import replace
+from dockless.errors import NetworkError, NetworkInUse, UnknownNetwork
+from dockless.sandbox.network.model import Endpoint, Network
+from dockless.sandbox.spec import Spec
+
+LABEL = "dockless.job"
+_FIRST = 2
+_APART = 60
+"""Seconds between the starts of two of them in which the earlier one waits for the later one, and is not told that there is no route."""
+_PATIENCE = 3.0
+"""Seconds that the kernel has to let go of the links of those who have ended."""
+
+
+def make(first: int, uid: int) -> Network | None:
+    """That of the jobs of which the first has this number, of an earlier attempt or a new one. Blocking. None where this daemon, or this
+    kernel, has no such networks. ``NetworkError``, ``Unwritable``"""
+    if os.geteuid() != 0:
+        return None
+    from dockless.sandbox.network import records
+    from dockless.sandbox.network.host import Host
+
+    with contextlib.suppress(UnknownNetwork):
+        return records.find(_name(first))
+    host = Host()
+    if not host.can_bridge():
+        return None
+    label = (LABEL, str(first))
+    return records.create(_name(first), host=host, internal=True, named=False, labels=(label,), owner=uid, patience=_APART)
+
+
+def addresses(network: Network, count: int) -> list[str]:
+    """The address of each of so many, by rank."""
+    subnet = ip_network(network.subnets[0])
+    return [str(subnet[_FIRST + rank]) for rank in range(count)]
+
+
+def joined(spec: Spec, network: Network, address: str, name: str) -> Spec:
+    """``spec`` on it, besides the networks that it has. ``name``: its host name, where it has none. By its host name it finds its address
+    there, for programs that tell the others where they are: gloo's do, and loopback would be each other's own."""
+    endpoints = (*spec.endpoints, Endpoint(network.name, (address,)))
+    hostname = spec.hostname or name
+    known = any(known == hostname for known, _ in spec.hosts)
+    hosts = spec.hosts if known else ((hostname, address), *spec.hosts)
+    return replace(spec, network="private", endpoints=endpoints, hostname=hostname, hosts=hosts)
+
+
+def forget(first: int) -> None:
+    """They have ended. Blocking. What cannot go yet goes with the next housekeeping."""
+    from dockless.sandbox.network import admission
+
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            admission.remove(_name(first))
+        except NetworkInUse:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+        except NetworkError:
+            pass
+        return
+
+
+def has(first: int) -> bool:
+    """Whether there is one of the jobs of which the first has this number."""
+    return os.path.lexists(paths.state() / "networks" / _name(first))
+
+
+def every() -> list[int]:
+    """The numbers of the first jobs of those for whom there is one. Blocking."""
+    if not os.path.lexists(paths.state() / "networks"):
+        return []
+    from dockless.sandbox.network import records
+
+    found = [dict(network.labels).get(LABEL, "") for network in records.every()]
+    return [int(number) for number in found if number.isdecimal() and has(int(number))]
+
+
+def _name(first: int) -> str:
+    return f"job-{first}"

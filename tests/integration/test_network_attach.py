@@ -1,0 +1,197 @@
+"""Sandboxes on networks of their own, as root: addresses, links, ports, who reaches whom. In a network namespace of the test's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+from support.boxes import until
+from support.networks import links, own_network
+from support.requires import requires
+
+import dockless
+from dockless import networks
+from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, UnknownNetwork
+from dockless.sandbox.network import leases, records
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.run.reconcile import reconcile
+
+pytestmark = requires("root", "netns")
+
+SERVE = """import socket, sys
+s = socket.create_server(('', int(sys.argv[1])))
+while True:
+    c = s.accept()[0]
+    c.sendall(c.getpeername()[0].encode())
+    c.close()
+"""
+CALL = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 2); print(s.recv(100).decode())"
+
+
+@pytest.fixture(autouse=True)
+def here(home):
+    with own_network() as made:
+        yield made
+
+
+@pytest.fixture
+def start():
+    made = []
+
+    def start(*args, **options):
+        made.append(dockless.start(list(args), **options))
+        return made[-1]
+
+    yield start
+    for box in made:
+        box.inner.remove()
+
+
+def address(box, version=4):
+    (lease,) = leases.of(box.inner.directory)
+    return next(text for text in lease.addresses if (":" in text) == (version == 6))
+
+
+def test_the_default_network_is_made_at_its_first_use(start):
+    assert not records.every()
+    box = start("sleep", "1000", network="bridge")
+    said = box.exec("ip", "-o", "address").stdout.decode()
+    assert address(box) in said and address(box, 6) in said and "eth0" in said
+    (network,) = records.every()
+    assert network.name == "bridge" and network.isolated and network.bridge in links()
+
+
+def test_two_on_a_network_reach_each_other_and_two_on_the_default_one_do_not(start):
+    networks.create("mine")
+    for network, reached in (("mine", True), ("bridge", False)):
+        server = start("python3", "-c", SERVE, "80", network=network)
+        until(lambda box=server: b"0050" in box.exec("cat", "/proc/net/tcp").stdout, "it listens")
+        client = start("sleep", "1000", network=network)
+        called = client.exec("python3", "-c", CALL, address(server), "80")
+        assert (called.exit_code == 0) is reached
+        if reached:
+            assert called.stdout.decode().strip() == address(client)
+
+
+def test_addresses_are_given_in_turn_and_free_at_the_end(start):
+    networks.create("mine", subnets=["10.20.0.0/29"])
+    boxes = [start("sleep", "1000", network="mine") for _ in range(5)]
+    assert [address(box) for box in boxes] == [f"10.20.0.{number}" for number in range(2, 7)]
+    with pytest.raises(AddressTaken, match="no free address"):
+        start("sleep", "1000", network="mine")
+    boxes[1].kill()
+    until(lambda: len(leases.living(Host(), "mine")) == 4, "its link is gone")
+    assert address(start("sleep", "1000", network="mine")) == "10.20.0.3"
+
+
+def test_an_address_that_is_asked_for(start):
+    networks.create("mine", subnets=["10.20.0.0/24", "fd00:20::/64"])
+    box = start("sleep", "1000", network="mine:ip=10.20.0.77,ip6=fd00:20::77,mac=02:00:00:00:00:77")
+    assert (address(box), address(box, 6)) == ("10.20.0.77", "fd00:20::77")
+    assert "02:00:00:00:00:77" in box.exec("cat", "/sys/class/net/eth0/address").stdout.decode()
+    for asked, error, words in (
+        ("mine:ip=10.20.0.77", AddressTaken, "is taken"), ("mine:ip6=fd00:20::77", AddressTaken, "is taken"),
+        ("mine:ip=10.20.0.1", BadInput, "is none for a sandbox"), ("mine:ip=10.21.0.5", BadInput, "is none for a sandbox"),
+        ("other", UnknownNetwork, "no network other"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            start("sleep", "1000", network=asked)
+    assert len(leases.living(Host(), "mine")) == 1
+
+
+def test_a_port_has_one_owner_who_loses_it_at_his_end(start):
+    box = start("sleep", "1000", network="bridge", publish=["8080:80"])
+    with pytest.raises(AddressTaken, match="port 8080/tcp of the host is in use"):
+        start("sleep", "1000", network="bridge", publish=["8080:80"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 9090))
+        with pytest.raises(AddressTaken, match="9090"):
+            start("sleep", "1000", network="bridge", publish=["9090:80"])
+    start("sleep", "1000", network="bridge", publish=["8080:80/udp"])
+    os.kill(box.inner.pid, 9)
+    until(lambda: not box.inner.alive, "its keeper is gone")
+    start("sleep", "1000", network="bridge", publish=["8080:80"])
+
+
+def test_a_keeper_that_is_killed_leaves_nothing_that_holds(start):
+    networks.create("mine", subnets=["10.20.0.0/30"])
+    box = start("sleep", "1000", network="mine")
+    os.kill(box.inner.pid, 9)
+    until(lambda: not leases.living(Host(), "mine"), "its link is gone")
+    assert [lease.addresses[0] for lease in leases.read("mine")] == ["10.20.0.2"]
+    assert "mine/10.20.0.2" in reconcile()
+    assert not leases.read("mine") and not any(name.startswith("dv") for name in links())
+
+
+def test_who_is_on_a_network_keeps_it_and_nothing_is_left_when_it_goes(start):
+    before = links()
+    networks.create("mine")
+    box = start("sleep", "1000", network=["mine", "bridge"])
+    with pytest.raises(NetworkInUse, match="1 sandboxes are on network mine"):
+        networks.remove("mine")
+    box.kill()
+    until(lambda: not leases.living(Host(), "mine"), "its links are gone")
+    for name in ("mine", "bridge"):
+        networks.remove(name)
+    assert links() == before and not records.every()
+
+
+def test_a_sandbox_joins_and_leaves_while_it_runs(start):
+    networks.create("mine")
+    box = start("sleep", "1000")
+    networks.connect("mine", box)
+    assert box.exec("cat", "/proc/net/route").stdout.count(b"eth0") == 2
+    networks.disconnect("mine", box)
+    assert b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+
+
+def test_a_bridge_that_somebody_removed_is_made_again(start):
+    networks.create("mine")
+    server = start("python3", "-c", SERVE, "80", network="mine")
+    until(lambda: b"0050" in server.exec("cat", "/proc/net/tcp").stdout, "it listens")
+    subprocess.run(["ip", "link", "delete", records.find("mine").bridge], check=True)
+    client = start("sleep", "1000", network="mine")
+    assert client.exec("python3", "-c", CALL, address(server), "80").exit_code == 0
+
+
+def test_another_sandboxs_network(start):
+    first = start("sleep", "1000", id="first", network="bridge")
+    second = start("sleep", "1000", network="container:first")
+    inside = [box.exec("readlink", "/proc/self/ns/net").stdout for box in (first, second)]
+    assert inside[0] == inside[1] and second.exec("cat", "/etc/resolv.conf").stdout == first.exec("cat", "/etc/resolv.conf").stdout
+    first.kill()
+    until(lambda: not first.inner.alive, "it has ended")
+    with pytest.raises(dockless.SandboxGone, match="does not run"):
+        start("sleep", "1000", network="container:first")
+    with pytest.raises(dockless.SandboxGone, match="no sandbox nobody"):
+        start("sleep", "1000", network="container:nobody")
+
+
+def test_a_network_that_leads_out_needs_a_host_that_sends_on(start, home):
+    with open("/proc/sys/net/ipv4/ip_forward", "w") as setting:
+        setting.write("0")
+    with pytest.raises(NetworkError, match="ip_forward is 0") as refused:
+        start("sleep", "1000", network="bridge")
+    assert "sysctl -w net.ipv4.ip_forward=1" in refused.value.hint
+    networks.create("inner", internal=True)
+    assert b"default" not in start("sleep", "1000", network="inner").exec("ip", "route").stdout
+    (home / "dockless.toml").write_text('[networks]\nforward = "ipv4"\n')
+    assert b"default" in start("sleep", "1000", network="bridge").exec("ip", "route").stdout
+
+
+def test_a_rate_holds_each_way(start):
+    box = start(
+        "python3", "-c", "import socket\ns = socket.create_server(('', 80)); c = s.accept()[0]\nwhile True: c.recv(1 << 20)",
+        network="bridge", net_rate="2M",
+    )  # fmt: skip
+    until(lambda: b"0050" in box.exec("cat", "/proc/net/tcp").stdout, "it listens")
+    sent, began = 0, time.monotonic()
+    with socket.create_connection((address(box), 80)) as out:
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        while time.monotonic() - began < 1.5:
+            sent += out.send(bytes(65536))
+    assert sent < 8 << 20
+    assert b"tbf" in box.exec("tc", "qdisc", "show", "dev", "eth0").stdout
