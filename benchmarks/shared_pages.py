@@ -102,9 +102,11 @@ def measured(name: str, start: Callable[[ExitStack], list[int]]) -> Found:
         each = [smaps(pid) for pid in pids]
         total = {field: sum(one[field] for one in each) for field in _FIELDS}
         private = total["Private_Clean"] + total["Private_Dirty"]
-        return Found(
+        found = Found(
             name, len(pids), total["Rss"], total["Pss"], total["Pss_File"], total["Shared_Clean"], private, cached() - before
         )  # fmt: skip
+        print(text(found), flush=True)
+        return found
 
 
 def in_sandboxes(count: int, program: list[str]) -> Callable[[ExitStack], list[int]]:
@@ -241,8 +243,6 @@ def main() -> int:
         found.append(measured("a copy of the root for each", in_copies(given.count, program, root, place.directory / "copies")))
         if shutil.which("podman"):
             found.append(measured("podman", in_podman(given.count, program, layout)))
-    for one in found:
-        print(text(one))
     if not shutil.which("podman"):
         print("podman: not installed")
     if given.json:

@@ -58,7 +58,7 @@ class Elsewhere:
             self._look()
         for _, _, known in [*self._read.values()]:
             one = known.of(asker.lease.inode)
-            if one is not None:
+            if one is not None and known.lives(one):  # its number may have been another's, who left a lease
                 yield known, one
 
     def _changed(self, name: str) -> None:

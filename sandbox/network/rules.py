@@ -72,7 +72,6 @@ def always() -> Rules:
         ],
         (_INET, "to_many"): [
             (w.SOLICIT, w.ACCEPT),
-            (w.ADVERT, w.ACCEPT),
             *((w.element_of(f"limited{version}", w.IIFNAME, _SOURCE[version]), w.DROP) for version in (4, 6)),
         ],
         (_INET, "discovery"): [(w.SOLICIT, w.ACCEPT), (w.ADVERT, w.ACCEPT)],

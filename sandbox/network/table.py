@@ -66,7 +66,7 @@ _FIXED_COUNTS = {
     (_INET, "input"): 1,
     (_INET, "forward"): 2,
     (_INET, "to_sandbox"): 8,
-    (_INET, "to_many"): 6,
+    (_INET, "to_many"): 5,
     (_INET, "nat_prerouting"): 1,
     (_INET, "nat_output"): 1,
     (_INET, "ports"): 9,

@@ -123,7 +123,7 @@ DESTINATION_CHANGED = _flags(_CT_STATUS, "dnat", 0x20)
 TO_HOST, NOT_TO_HOST = (_match(_FIB_TYPE, "local", _native(2), unequal=unequal) for unequal in (False, True))
 NOT_TO_ONE = _match(_FIB_TYPE, "unicast", _native(1), unequal=True)
 TO_MANY, TO_GROUP = _match(_FIB_TYPE, "broadcast", _native(3)), _match(_FIB_TYPE, "multicast", _native(5))
-IS_TCP, IS_ICMPV6 = _match(L4PROTO, "tcp", b"\x06"), _match(L4PROTO, "ipv6-icmp", b"\x3a")
+IS_TCP, IS_ICMPV6 = _match(L4PROTO, "tcp", b"\x06"), _match(L4PROTO, "icmpv6", b"\x3a")
 IS_ARP = Words(
     "arp htype 1 arp ptype ip arp hlen 6 arp plen 4",
     _load(_ETHER_TYPE) + _compare(b"\x08\x06") + _load(_ARP_START[0]) + _compare(b"\0\1\x08\0") + _load(_ARP_START[1]) + _compare(b"\6\4"),

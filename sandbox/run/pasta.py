@@ -98,6 +98,7 @@ def _start(command: Sequence[str], network: int, user: int, name: str) -> int:
     with contextlib.ExitStack() as opened:
         ready, says_ready = _pipe(opened)
         errors, says_errors = _pipe(opened)
+        os.fchmod(says_ready.fd, 0o622)  # pasta opens it anew; started by root it is another user's then
         os.set_blocking(says_errors.fd, False)  # nobody reads on: what does not fit is lost
         plan = _plan(command, user >= 0)
         fds = {NAMESPACE_FD: network, READY_FD: says_ready.fd, ERRORS_FD: says_errors.fd, SLOT_HELD: errors.fd}

@@ -75,6 +75,7 @@ def check(spec: Spec) -> None:
         (spec.gpus or spec.cdi or spec.devices, "devices", "start what needs them by itself: dockless.run(…, gpus=1)"),
         (spec.profile == "privileged" or spec.seccomp, "seccomp", "use the profile 'default' or 'untrusted', with their own filters"),
         (spaces.user != "new" or spaces.pid != "new" or spaces.ipc != "new", "namespaces", "leave the user, PID and IPC namespaces new"),
+        (spec.network not in ("none", "host"), "network", "give it no network, or the host's"),
         (spaces.time == "new", "time namespace", "leave the time namespace to the host's"),
         (spec.tty or spec.interactive, "tty", "its output is captured, and it has no input"),
         (spec.idle_timeout or spec.ttl or spec.grace, "ttl, idle_timeout, grace", "give it a timeout, or each call its own"),

@@ -216,12 +216,25 @@ def test_what_is_sent_to_many_is_not_for_the_host(world, place, hears):
                 with pytest.raises(TimeoutError):
                     listening.recv(2048)
     anycast = "fd13:2::"  # the address that all routers of a subnet have
+    reach(from_, GATEWAY6, 53, "udp")  # so that it knows its gateway
     with Service(world.host, 5006, "udp", socket.AF_INET6) as service:
         with from_.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sending:
             for to in (anycast, "2001:db8:9::"):
                 sending.sendto(MARK, (to, 5006))
         reach(world.host, GATEWAY6, 5006, "udp")
         assert (len(service.asked) > 1) == hears
+
+
+@pytest.mark.parametrize("to", [GATEWAY6, link_local(GATEWAY_MAC)])
+def test_a_limited_one_may_ask_where_its_gateway_is(world, to):
+    """By a message to the gateway alone, as the kernel does when it has known it for a while; and it may answer."""
+    own = lease(FRIENDS, 21)
+    asked = ether(GATEWAY_MAC, own.mac, IP6, frames.icmp6(own.addresses[1], to, neighbour(135, to)))
+    answer = socket.inet_pton(socket.AF_INET6, to) + socket.inet_pton(socket.AF_INET6, own.addresses[1]) + b"\x88\0"
+    assert arrives(answer, [(world.closed, "eth0")], lambda: send(world.closed, asked), wanted=1) == ["eth0"]
+    world.host.run("ip", "neighbour", "flush", "dev", FRIENDS.bridge)
+    with Service(world.closed, 5007, "tcp", socket.AF_INET6):
+        assert reach(world.host, own.addresses[1], 5007) == "open"
 
 
 @pytest.mark.parametrize(("place", "hears"), [("mallory", True), ("guest", False), ("closed", False)])

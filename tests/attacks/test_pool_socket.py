@@ -1,4 +1,4 @@
-"""The socket of a pool with a name: another user, garbage, those who read nothing, floods. Row A80 of the list of attacks."""
+"""The socket of a pool with a name: another user, garbage, those who read nothing, floods. Row A82 of the list of attacks."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def world(request):
         world = World([ALONE, FRIENDS, INNER], user, calls=calls)
         world.calls = calls
         world.one = world.start(FRIENDS, 10, ports=(Port(80, 8080), Port(9000, 8000, "udp", "", 10), Port(81, 8081, address="127.0.0.1")))
-        world.two = world.start(FRIENDS, 11, ports=(Port(80, 8090, address="192.0.2.1"), Port(9000, 8100, "tcp", "", 10)))
+        world.two = world.start(
+            FRIENDS, 11, ports=(*(Port(80, 8090, address=address) for address in HOST), Port(9000, 8100, "tcp", "", 10))
+        )
         world.lone, world.loner = world.start(ALONE, 10, ports=(Port(80, 8070),)), world.start(ALONE, 11)
         world.inner, world.innermost = world.start(INNER, 10), world.start(INNER, 11)
         yield world
@@ -52,6 +54,8 @@ def test_who_reaches_whom(world, which, family):
     ):
         assert reach(world.one, two, 5001) == "open" and two_.asked == [one]
         assert reach(world.inner, innermost, 5001) == "open" and inner_.asked == [inner]
+        if which == 1:
+            assert reach(world.inner, table.link_local(lease(INNER, 11).mac), 5001) == "open"
         assert reach(world.lone, loner, 5001, seconds=0.5) != "open"  # their ports are isolated
         for place in (world.lone, world.inner):
             assert reach(place, two, 5001) == "refused"
@@ -72,9 +76,8 @@ def test_from_outside_only_what_is_published(world, which, family):
         assert reach(world.outside, one, 80, seconds=0.4) == "silence"
         assert reach(world.outside, HOST[which], 8080) == "open" and first.asked == [OUTSIDE[which]]
         assert reach(world.outside, HOST[which], 8081) == "refused"
-        if which == 0:
-            assert reach(world.outside, HOST[which], 8090) == "open" and second.asked == [OUTSIDE[which]]
-            assert reach(world.host, FRIENDS.gateways[which], 8090) == "refused"
+        assert reach(world.outside, HOST[which], 8090) == "open" and second.asked == [OUTSIDE[which]]
+        assert reach(world.host, FRIENDS.gateways[which], 8090) == "refused"
         assert reach(world.outside, two, 80, seconds=0.4) == "silence"
     world.outside.run("ip", "route", "delete", FRIENDS.subnets[which])
 
@@ -125,6 +128,20 @@ def test_the_gateways_of_others_are_not_reached(world, which, family):
             assert reach(world.one, ALONE.gateways[which], port) == reach(world.lone, FRIENDS.gateways[which], port) == "refused"
             assert reach(world.inner, FRIENDS.gateways[which], port) == "refused"
         assert reach(world.one, HOST[which], 5002) == "open"
+
+
+@pytest.mark.parametrize(("from_", "to", "on"), [("one", "two", FRIENDS), ("inner", "innermost", INNER)])
+def test_neighbours_hear_what_is_sent_to_all(world, from_, to, on):
+    speaker, hearer = getattr(world, from_), getattr(world, to)
+    with hearer.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening, speaker.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+        listening.bind(("0.0.0.0", 5353))
+        own = socket.inet_aton(lease(on, 11).addresses[0])
+        listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("224.0.0.251") + own)
+        listening.settimeout(10)
+        sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        for address in ("224.0.0.251", on.gateways[0][:-1] + "255", "255.255.255.255"):
+            sending.sendto(address.encode(), (address, 5353))
+            assert listening.recv(100) == address.encode()
 
 
 def test_no_table_is_left(world):

@@ -189,6 +189,10 @@ def test_who_is_on_another_network_as_well_finds_its_names(served, tmp_path):
     assert served.ask("db").code == 3
     lab.lease("10.88.0.9", "db")
     assert served.ask("db").texts
+    lab.lease("10.88.0.5", "one", inode=int(ip_address(ONE)), link="gone0")
+    assert served.ask("db").code == 3
+    lab.lease("10.88.0.5", "one", inode=int(ip_address(ONE)))
+    assert served.ask("db").texts
     lab.leave("10.88.0.5")
     assert served.ask("db").code == 3
 

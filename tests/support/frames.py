@@ -48,6 +48,13 @@ def neighbour(kind: int, target: str) -> bytes:
     return struct.pack("!BBHI", kind, 0, 0, 0x20000000) + socket.inet_pton(socket.AF_INET6, target)
 
 
+def icmp6(source: str, to: str, message: bytes) -> bytes:
+    """A packet that is right, so that it is answered."""
+    addresses = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(socket.AF_INET6, to)
+    total = checksum(addresses + struct.pack("!II", len(message), 58) + message)
+    return ip6(source, to, message[:2] + total + message[4:], 58)
+
+
 def checksum(raw: bytes) -> bytes:
     total = sum(struct.unpack(f"!{len(raw) // 2}H", raw))
     return struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF)

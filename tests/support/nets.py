@@ -140,9 +140,9 @@ class World:
     def _bridge(self, one: Network) -> None:
         self.host.do(rtnetlink.new_bridge(one.bridge, BRIDGE_MAC.format(int(one.bridge[2:])), one.mtu))
         index = self.host.index(one.bridge)
+        self.host.sysctl(**{f"ipv6__conf__{one.bridge}__accept_dad": 0, f"ipv4__conf__{one.bridge}__route_localnet": 1})
         lengths = [int(subnet.partition("/")[2]) for subnet in one.subnets]
         self.host.do(rtnetlink.set_up(one.bridge, index), *_addresses(one.bridge, index, one.gateways, lengths))
-        self.host.sysctl(**{f"ipv4__conf__{one.bridge}__route_localnet": 1})
 
     def write(self) -> None:
         self.host.transact(table.requests_for(NAME, self.networks, self.leases))

@@ -32,7 +32,7 @@ class _Box:
         self.ended, self.warnings, self.ends_at = ended, warnings, ends_at
         self.asked: list[object] = []
         self.id, self.gpus = "s-1", ("GPU-1",)
-        self.simulated, self.spec = True, SimpleNamespace(timeout=90.0)
+        self.simulated, self.spec = True, SimpleNamespace(timeout=90.0, tty=False)
         self._fd, writer = os.pipe()
         os.close(writer)
 

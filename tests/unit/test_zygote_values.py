@@ -164,7 +164,7 @@ def test_a_wrong_zygote_is_an_error(options):
 @pytest.mark.parametrize("options", [
     {"gpus": 1}, {"profile": "privileged"}, {"seccomp": "unconfined"}, {"cap_add": ["SYS_ADMIN"]}, {"namespaces": {"pid": "host"}},
     {"tty": True},
-    {"devices": ["/dev/null"]}, {"ttl": "1h"}, {"idle_timeout": 5}, {"grace": 1}, {"health": HealthCheck(["true"])},
+    {"devices": ["/dev/null"]}, {"network": "bridge"}, {"ttl": "1h"}, {"idle_timeout": 5}, {"grace": 1}, {"health": HealthCheck(["true"])},
 ])  # fmt: skip
 def test_what_no_call_could_be_held_in_is_unsupported(options):
     from dockless.sandbox.zygote import plans
