@@ -47,8 +47,8 @@ def daemon(home, monkeypatch):
         process = DaemonProcess(home, gpus="4x80G", settings="[host]\ncores = 64\n").start()
         yield process
         process.end()
-        until(lambda: not records.every(), "the networks of all jobs are gone")
-        assert links() == before and (not ROOT or tables() == "")
+        until(lambda: not records.every() and links() == before, "the networks of all jobs, and their links, are gone")
+        assert not ROOT or tables() == ""
 
 
 def tables():
