@@ -12,7 +12,7 @@ from dockless.base import paths
 from dockless.sandbox.network import leases, records
 from dockless.sandbox.network.asked import CONTAINER, Asked
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Egress, Network
+from dockless.sandbox.network.model import Egress, Lease, Network
 from dockless.sandbox.network.resolv_conf import of_host, resolv_conf
 
 OF_HOST = "/etc/resolv.conf"
@@ -29,7 +29,10 @@ def text_for(spec: Asked) -> str:
     if spec.network == "host":
         return of_host(of_the_host, spec)
     search = [words[1:] for line in of_the_host.splitlines() if (words := line.split())[:1] in (["search"], ["domain"])]
-    return resolv_conf(_servers(spec), spec, search[-1] if search else ())
+    # A neighbour's name is asked for in its network first, and not as one of the host's domain, of servers elsewhere.
+    networks, egress = _asked(spec)
+    own = [network.name for network in networks if network.named] if not spec.dns else []
+    return resolv_conf(_of(networks, egress), spec, (*own, *(search[-1] if search else ())))
 
 
 def has_resolver(network: Network, egress: Egress | None) -> bool:
@@ -67,15 +70,15 @@ def kinds_asked_by_host() -> set[int]:
     return {ip_address(text.partition("%")[0]).version for text in named}
 
 
-def _servers(spec: Asked) -> Sequence[str]:
-    if spec.network.startswith(CONTAINER):
-        with contextlib.suppress(FileNotFoundError):
-            there = paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER)
-            own = [lease for lease in leases.of(there) if leases.alive(lease)]
-            networks, egress = [records.find(lease.network) for lease in own], next((lease.egress for lease in own), None)
-            return _of(networks, egress)
-        return reachable()
-    return _of(_networks(spec), spec.egress)
+def _asked(spec: Asked) -> tuple[list[Network], Egress | None]:
+    """Its networks, and what may leave: of the sandbox whose network it has, where it has another one's."""
+    if not spec.network.startswith(CONTAINER):
+        return _networks(spec), spec.egress
+    own: list[Lease] = []
+    with contextlib.suppress(FileNotFoundError):
+        there = paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER)
+        own = [lease for lease in leases.of(there) if leases.alive(lease)]
+    return [records.find(lease.network) for lease in own], own[0].egress if own else None
 
 
 def _networks(spec: Asked) -> list[Network]:

@@ -170,6 +170,15 @@ def test_another_sandboxs_network(start):
         start("sleep", "1000", network="container:nobody")
 
 
+def test_a_neighbours_name_is_asked_for_in_its_own_network_first(start):
+    networks.create("mine")
+    first = start("sleep", "1000", id="first", network="mine")
+    others = [start("sleep", "1000", network=network) for network in ("mine", "container:first")]
+    for box in others:
+        assert b"search mine" in box.exec("cat", "/etc/resolv.conf").stdout
+        assert address(first) in box.exec("getent", "ahostsv4", "first").stdout.decode()
+
+
 def test_a_network_that_leads_out_needs_a_host_that_sends_on(start, home):
     with open("/proc/sys/net/ipv4/ip_forward", "w") as setting:
         setting.write("0")
