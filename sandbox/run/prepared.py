@@ -1,7 +1,7 @@
 """Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
 
 What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
-whose plan depends on more (leased GPUs, devices, volumes, a profile file) is compiled anew each time. Specs that differ in their command
+whose plan depends on more (leased GPUs, devices, volumes, a profile file, another sandbox's network) is compiled anew each time. Specs that differ in their command
 alone, as the jobs of a queue do by their variables, share all but that.
 """
 
@@ -21,6 +21,7 @@ from dockless.native.userns import namespace_fd, own_namespace
 from dockless.sandbox import binds, features
 from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.gpus.environment import asks_for_files_alone
+from dockless.sandbox.network.asked import CONTAINER
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
 from dockless.sandbox.resolve import check_shared_network, on_behalf, resolve, with_command
 from dockless.sandbox.resolved import Resolved
@@ -188,7 +189,8 @@ def _put(kept: dict[Hashable, Any], key: Hashable, one: Any, most: int) -> None:
 
 def _keepable(spec: Spec) -> bool:
     volumes = any(mount.kind == "volume" for mount in spec.mounts)
-    return not spec.gpus and not spec.devices and not spec.cdi and not volumes and spec.seccomp in ("", "unconfined")
+    of_another = spec.network.startswith(CONTAINER)
+    return not (spec.gpus or spec.devices or spec.cdi or volumes or of_another) and spec.seccomp in ("", "unconfined")
 
 
 def _stamp(path: str) -> tuple[int, int]:
