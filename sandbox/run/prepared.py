@@ -1,8 +1,8 @@
 """Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
 
 What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
-whose plan depends on more (leased GPUs, devices, volumes, a profile file, another sandbox's network) is compiled anew each time. Specs that differ in their command
-alone, as the jobs of a queue do by their variables, share all but that.
+whose plan depends on more (leased GPUs, devices, volumes, a profile file, another sandbox's network) is compiled anew each time. Specs that
+differ in their command alone, as the jobs of a queue do by their variables, share all but that.
 """
 
 from __future__ import annotations
