@@ -4,9 +4,9 @@
 
     attach
         lease         an address on each network: leases.py
+        admit         the table knows what it may send: table.py
         wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
         configure     inside: loopback, addresses, routes
-        admit         the table lets its packets through: table.py
 
 Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
 """
@@ -105,10 +105,9 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Re
     sysctls.need_forwarding(networks)
     first = max((lease.serial for lease in known), default=-1) + 1
     routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
-    with contextlib.ExitStack() as undo:
-        with records.lock(shared=True), contextlib.ExitStack() as making:
-            asking = making.enter_context(host.netlink(netlink.ROUTE))
-            taken: list[Taken] = []
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as making:
+        taken: list[Taken] = []
+        with records.lock(shared=True):
             for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True), first):
                 records.find(network.name)  # it may have been removed before we had the lock
                 found = _take(wanted, network, endpoint, serial, host)
@@ -116,14 +115,17 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Re
                 undo.callback(leases.release, found.lease)
                 taken.append(found)
             made = tuple(one.lease for one in taken)
-            _wire(networks, made, into, host, asking, done)
-            _configure(networks, made, into, routed, done)
-            for network in networks:
-                if has_resolver(network, wanted.egress):
-                    resolver.ensure(network, records.running(network.name), host, records.table_name())
+            # Before there is a link: of one that the table does not know nothing is checked.
             whole = admission.admit(host, networks, taken, done)
+        undo.callback(admission.expel, host, made)
         if not whole:
             admission.write_all(host, done)
+        asking = making.enter_context(host.netlink(netlink.ROUTE))
+        _wire(networks, made, into, host, asking, done)
+        _configure(networks, made, into, routed, done)
+        for network in networks:
+            if has_resolver(network, wanted.egress):
+                resolver.ensure(network, records.running(network.name), host, records.table_name())
         undo.pop_all()
     return made
 

@@ -25,12 +25,12 @@ def preview(spec: Asked) -> Steps:
     for serial, endpoint in enumerate(spec.endpoints):
         network = records.find_or_make(endpoint.network, host)
         lease = _lease(network, endpoint, serial, spec)
+        found.append((f"what may pass on network {network.name}", table.requests_to_add(name, network, lease)))
         if not host.index_of(network.bridge):
             found.append((f"the bridge of network {network.name}, which is not there yet", bridges.making(network, 0)))
         links = [attach.pair(network, lease, 0, 0), *attach.outside(network, lease, 0)]
         found.append((f"a pair of links: a port of network {network.name}, and {lease.inside} in the sandbox's network namespace", links))
         inside += attach.inside(network, lease, 0, routed)
-        found.append((f"what may pass on network {network.name}", table.requests_to_add(name, network, lease)))
     found.append(("in the sandbox's network namespace", inside))
     return [(what, [request.command for request in requests if request.command]) for what, requests in found]
 
