@@ -1,7 +1,7 @@
 """Requests to the kernel by netlink: many in one call, each with its answer, and each with the command that does the same in a shell.
 
-pyroute2 opens a socket and waits for an answer for each request, which is most of the time that a start has for its network: 150. Only
-what a start or an end needs is said here; what is asked now and then (``network inspect``) goes through pyroute2. netlink(7)
+pyroute2 opens a socket and waits for an answer for each request, and takes a quarter of a second to import: docs/decisions/150. Its tables
+are the witness in the tests that ours say what they mean. netlink(7)
 """
 
 from __future__ import annotations
