@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -132,8 +133,10 @@ def test_garbage_is_never_read(door: Path):
         flood = held.enter_context(closing(connect(door)))
         before = descriptors()
         for _ in range(20):
-            with suppress(ConnectionError):
+            try:
                 socket.send_fds(flood, [b"x"], [null] * 250)
+            except OSError as error:  # a user may have so many on their way; root may have any number
+                assert isinstance(error, ConnectionError) or error.errno == errno.ETOOMANYREFS
         os.close(null)
         assert descriptors() <= before + 6 * SIZE, "descriptors that are sent are nobody's"
         assert runs()
