@@ -13,6 +13,7 @@ from dockless.errors import NetworkError
 from dockless.sandbox.network.model import Network
 
 FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
+_ROUTERS, _FROM_LOOPBACK = "net.ipv6.conf.{}.accept_ra", "net.ipv4.conf.{}.route_localnet"
 _ALLOWED = {"no": (), "ipv4": (4,), "both": (4, 6)}
 
 
@@ -42,15 +43,21 @@ def need_forwarding(networks: Sequence[Network]) -> None:
             raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
 
 
+def commands(bridge: str, *, routers: bool = False, from_loopback: bool = False) -> list[str]:
+    """What does the same as ``refuse_routers`` and ``lead_from_loopback`` in a shell."""
+    found = [f"sysctl -w {_ROUTERS.format(bridge)}=0"] if routers else []
+    return found + ([f"sysctl -w {_FROM_LOOPBACK.format(bridge)}=1"] if from_loopback else [])
+
+
 def refuse_routers(bridge: str) -> None:
     """The host takes no routes from what is on a bridge of ours, which may be hostile (CVE-2020-13401)."""
     with contextlib.suppress(OSError):  # a host without IPv6
-        _file(f"net.ipv6.conf.{bridge}.accept_ra").write_text("0")
+        _file(_ROUTERS.format(bridge)).write_text("0")
 
 
 def lead_from_loopback(bridge: str) -> None:
     """What the host itself sends to a published port by 127.0.0.1 may leave by our bridge. The table refuses what comes from there."""
-    _set(f"net.ipv4.conf.{bridge}.route_localnet", "1")
+    _set(_FROM_LOOPBACK.format(bridge), "1")
 
 
 def _set(name: str, value: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from support.requires import requires
 
 import dockless
 from dockless import networks
+from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, UnknownNetwork
 from dockless.sandbox.network import leases, records
 from dockless.sandbox.network.host import Host
@@ -204,3 +206,32 @@ def test_a_rate_holds_each_way(start):
             sent += out.send(bytes(65536))
     assert sent < 8 << 20
     assert b"tbf" in box.exec("tc", "qdisc", "show", "dev", "eth0").stdout
+
+
+def commands_of(capfd, *options):
+    """What ``run --explain`` says is asked of the kernel for networks."""
+    capfd.readouterr()
+    assert main(["run", "--explain", "--json", *options, "--", "true"]) == 0
+    return [command for step in json.loads(capfd.readouterr().out)["networks"] for command in step["commands"]]
+
+
+def test_what_is_explained_can_be_typed(start, capfd):
+    """In order, on a host where nothing is yet; the sandbox's namespace is one that ip(8) knows by that name."""
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    said = commands_of(capfd, "--network", "mine", "-p", "8080:80")
+    assert any("add table" in command for command in said) and any("route_localnet" in command for command in said)
+    inside = said.index("ip link set lo up")
+    outside = [command for command in said[:inside] if "icmpv6 taddr" not in command]  # which nft knows since 1.0.9
+    lines = [
+        "mount -t tmpfs none /run",
+        "ip netns add sandbox",
+        *outside,
+        *(f"ip netns exec sandbox {command}" for command in said[inside:]),
+    ]
+    script = "\n".join(["set -e", *lines, "ip netns exec sandbox ip -o address", "nft list ruleset"])
+    done = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "10.20.0.2/24" in done.stdout and "tcp . 8080 : 10.20.0.2 . 80" in done.stdout
+    start("sleep", "1000", network="mine")
+    again = commands_of(capfd, "--network", "mine", "-p", "8080:80")
+    assert len(again) < len(said) and not any("add table" in command or "type bridge " in command for command in again)
