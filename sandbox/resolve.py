@@ -150,6 +150,11 @@ def check_shared_network(spec: Spec) -> None:
 def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
     if spec.profile == "privileged" and (not rootful or owner):
         raise Unsupported("the privileged profile is for root only", subject="privileged", hint="use the default profile, or run as root")
+    if spec.egress is not None and spec.egress.rate:
+        admin = spec.profile == "privileged" or "CAP_NET_ADMIN" in capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
+        if admin:
+            hint = "leave NET_ADMIN or the rate out"
+            raise Unsupported("a rate does not hold what may set links up as it likes, with NET_ADMIN", subject="net_rate", hint=hint)
     if spec.profile == "untrusted" and any(mount.idmap for mount in spec.mounts):
         raise Unsupported(
             "the untrusted profile gives no rights over a host directory",

@@ -107,7 +107,8 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Re
     routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as making:
         taken: list[Taken] = []
-        with records.lock(shared=True):
+        # What is asked for by its number can be asked for by another one at the same time.
+        with records.lock(shared=not any(endpoint.addresses or endpoint.mac for endpoint in wanted.endpoints)):
             for serial, (network, endpoint) in enumerate(zip(networks, wanted.endpoints, strict=True), first):
                 records.find(network.name)  # it may have been removed before we had the lock
                 found = _take(wanted, network, endpoint, serial, host)

@@ -88,6 +88,8 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
     first = subnets[0]
     if endpoint.addresses:
         _end_earlier(network, make((), "").inode, host)
+    if endpoint.mac and any(lease.mac == endpoint.mac for lease in living(host, network.name)):
+        raise AddressTaken(f"MAC address {endpoint.mac} is taken on network {network.name}", subject="mac", hint="choose another")
     _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
     paths.make(place(network.name))
     with paths.writing("the lease of an address", place(network.name)):

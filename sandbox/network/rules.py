@@ -54,7 +54,13 @@ def always() -> Rules:
             (w.IS_IP6, w.address_in(w.IP6_SOURCE, "::"), w.DROP),
             (w.IS_IP6, w.from_udp_port(547), w.DROP),
         ],
-        (_INET, "prerouting"): [(w.verdict_of("networks", w.IIFNAME),)],
+        (_INET, "prerouting"): [
+            (
+                w.element_of("links", w.IIFNAME),
+                w.DROP,
+            ),  # frames to 01:80:c2:00:00:0x, which a bridge hands to the host from the port itself
+            (w.verdict_of("networks", w.IIFNAME),),
+        ],
         (_INET, "input"): [(w.element_of("bridges", w.IIFNAME), w.NOT_TO_HOST, w.jump("to_many"))],
         (_INET, "forward"): [
             (w.element_of("bridges", w.OIFNAME), w.goto("to_sandbox")),
@@ -98,6 +104,12 @@ def of_networks(networks: Sequence[Network]) -> Rules:
     rules: Rules = {(_INET, f"from-{network.bridge}"): _judged(network) for network in networks}
     leaving = rules[_INET, "nat_postrouting"] = [
         (w.address_in(w.IP_SOURCE, "127.0.0.0/8"), w.element_of("bridges", w.OIFNAME), w.MASQUERADE)
+    ]
+    # What jobs of one user say to one another is not for the processes of others, who reach a bridge as the host does.
+    rules[_INET, "output"] = [
+        (w.link_is(w.OIFNAME, network.bridge), w.user_is_not(0), w.user_is_not(network.owner), w.goto("refuse"))
+        for network in networks
+        if network.owner
     ]
     for network in networks:
         for subnet in () if network.internal else network.subnets:

@@ -7,6 +7,7 @@ Two tables of one name, with nobody else's rules in them::
             nat_prerouting   ports of the host that lead into sandboxes; nat_output: for the host itself
             input            what is sent to many, by those whose egress is limited
             forward          the same; nothing from one network to another, nothing from elsewhere but to ports of the host
+            output           what the host's own processes send to the network of a user's jobs: root's and hers alone
             nat_postrouting  what leaves a network has the host's address
 
 What a network has are rules. What a lease has are elements of sets and maps, so that a start adds elements and no more; a lease whose
@@ -45,7 +46,7 @@ _PORTS_AT = {version: Set(f"ports_at{version}", (kind, PROTOCOL, SERVICE), (kind
 _ALL = (_SENDERS, _GATEWAYS, _EGRESS, _LIMITED, _PORTS, _PORTS_AT)
 _SETS = (
     *((_BRIDGE, made) for made in (_LINKS, *_SENDERS.values())),
-    *((_INET, made) for made in (_BRIDGES, _NEIGHBOURS, _ISOLATED, _NETWORKS, _PORTED)),
+    *((_INET, made) for made in (_LINKS, _BRIDGES, _NEIGHBOURS, _ISOLATED, _NETWORKS, _PORTED)),
     *((_INET, made) for both in _ALL[1:] for made in both.values()),
 )
 _HOOKS = (
@@ -53,6 +54,7 @@ _HOOKS = (
     (_INET, ("prerouting", "filter", "prerouting", -150)),  # conntrack is at -200, and destinations are changed at -100
     (_INET, ("input", "filter", "input", 0)),
     (_INET, ("forward", "filter", "forward", 0)),
+    (_INET, ("output", "filter", "output", 0)),
     (_INET, ("nat_prerouting", "nat", "prerouting", -100)),
     (_INET, ("nat_output", "nat", "output", -100)),
     (_INET, ("nat_postrouting", "nat", "postrouting", 100)),
@@ -62,7 +64,7 @@ _FIXED_COUNTS = {
     (_BRIDGE, "from_sandbox"): 5,
     (_BRIDGE, "from_sandbox4"): 3,
     (_BRIDGE, "from_sandbox6"): 8,
-    (_INET, "prerouting"): 1,
+    (_INET, "prerouting"): 2,
     (_INET, "input"): 1,
     (_INET, "forward"): 2,
     (_INET, "to_sandbox"): 8,
@@ -138,7 +140,11 @@ def _counts(networks: Sequence[Network]) -> dict[tuple[str, str], int]:
     the rules to count them takes longer than the rest of a start's requests; a test counts."""
     versions = [version_of(subnet) for network in networks for subnet in network.subnets]
     changed = sum(len(network.subnets) * (1 if network.isolated else 2) for network in networks if not network.internal)
-    counts = {(_INET, "discovery"): 2 + 2 * versions.count(6), (_INET, "nat_postrouting"): 1 + changed}
+    counts = {
+        (_INET, "discovery"): 2 + 2 * versions.count(6),
+        (_INET, "nat_postrouting"): 1 + changed,
+        (_INET, "output"): sum(1 for network in networks if network.owner),
+    }
     for network in networks:
         counts[_INET, f"from-{network.bridge}"] = 9 + sum(2 if version_of(subnet) == 4 else 5 for subnet in network.subnets)
     return _FIXED_COUNTS | counts
@@ -168,7 +174,8 @@ def _network_elements(networks: Sequence[Network]) -> Elements:
 
 
 def _lease_elements(network: Network, lease: Lease) -> Elements:
-    yield _BRIDGE, _LINKS, Element((lease.link,))
+    for family in (_BRIDGE, _INET):
+        yield family, _LINKS, Element((lease.link,))
     sources = [(version_of(address), address) for address in lease.addresses]
     if any(version == 6 for version, _ in sources):
         sources.append((6, link_local(lease.mac)))

@@ -96,6 +96,7 @@ _NFPROTO, _ETHER_TYPE = _meta("meta nfproto", 15, 1), _payload("ether type", _LI
 _ICMPV6_TYPE, _UDP_SOURCE = _payload("icmpv6 type", _TRANSPORT, 0, 1), _payload("udp sport", _TRANSPORT, 0, 2)
 _ARP_START = _payload("", _NETWORK, 0, 4), _payload("", _NETWORK, 4, 2)
 _FIB_TYPE = Field("fib daddr type", 4, ("fib", number(2, 3) + number(3, 2)))
+_SENDING_USER = _meta("meta skuid", 10, 4)
 _CT_STATE, _CT_STATUS = Field("ct state", 4, ("ct", number(2, 0))), Field("ct status", 4, ("ct", number(2, 2)))
 
 _NEEDED = {
@@ -112,6 +113,11 @@ _NEEDED = {
 def _match(field: Field, text: str, value: bytes, *needs: str, unequal: bool = False) -> Words:
     raw = _load(field) + _compare(value, _UNEQUAL if unequal else _EQUAL)
     return Words(f"{field.text} {'!= ' if unequal else ''}{text}", raw, (*field.needs, *needs))
+
+
+def user_is_not(uid: int) -> Words:
+    """Whose process of the host sends it; what none sends is nobody's, and no match."""
+    return _match(_SENDING_USER, str(uid), _native(uid), unequal=True)
 
 
 def _flags(field: Field, text: str, bits: int) -> Words:

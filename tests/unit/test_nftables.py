@@ -95,6 +95,7 @@ def test_a_plain_lease_is_a_few_elements(ours):
     requests = table.requests_to_add(NAME, NETWORKS[1], one)
     assert [request.command for request in requests] == [
         "nft 'add element bridge dockless links { \"dlv2x10\" }'",
+        "nft 'add element inet dockless links { \"dlv2x10\" }'",
         "nft 'add element bridge dockless senders4 { \"dlv2x10\" . 02:42:0a:71:02:0a . 10.113.2.10 }'",
         'nft \'add element bridge dockless senders6 { "dlv2x10" . 02:42:0a:71:02:0a . fd13:2::a, '
         '"dlv2x10" . 02:42:0a:71:02:0a . fe80::42:aff:fe71:20a, "dlv2x10" . 02:42:0a:71:02:0a . :: }\'',

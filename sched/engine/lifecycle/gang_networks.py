@@ -14,7 +14,7 @@ from ipaddress import ip_network
 from dockless.base import paths
 from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse, UnknownNetwork
-from dockless.sandbox.network.model import Endpoint, Network
+from dockless.sandbox.network.model import Egress, Endpoint, Network
 from dockless.sandbox.spec import Spec
 
 LABEL = "dockless.job"
@@ -55,7 +55,9 @@ def joined(spec: Spec, network: Network, address: str, name: str) -> Spec:
     hostname = spec.hostname or name
     known = any(known == hostname for known, _ in spec.hosts)
     hosts = spec.hosts if known else ((hostname, address), *spec.hosts)
-    return replace(spec, network="private", endpoints=endpoints, hostname=hostname, hosts=hosts)
+    # Who asked for no network reaches the others, and not the host.
+    egress = spec.egress if spec.network == "private" else Egress(host=False)
+    return replace(spec, network="private", endpoints=endpoints, egress=egress, hostname=hostname, hosts=hosts)
 
 
 def forget(first: int) -> None:
