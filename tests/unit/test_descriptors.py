@@ -42,4 +42,5 @@ def test_none_is_received_in_another_way():
     found = [
         path for room in rooms for path in SOURCES.joinpath(room).rglob("*.py") if re.search(r"recv_fds\(|\.recvmsg\(", path.read_text())
     ]
-    assert found == [SOURCES / "base" / "descriptors.py"]
+    # The second is a script for a Python inside, where nothing of ours is.
+    assert sorted(found) == [SOURCES / "base" / "descriptors.py", SOURCES / "sandbox" / "zygote" / "inside.py"]

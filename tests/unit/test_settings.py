@@ -93,6 +93,8 @@ idle_notice = 90
 [volumes]
 "/mnt/$USER" = "/srv/users/$USER"
 "/data.d" = "/srv/data"
+[networks]
+forward = "both"
 [notify]
 sendmail = "/usr/sbin/sendmail"
 smtp = "mail:25"
@@ -150,6 +152,7 @@ def test_every_setting_is_read(home):
         "gpus.mps": "yes",
         "gpus.idle_after": 7200.0,
         "gpus.idle_notice": 90.0,
+        "networks.forward": "both",
         "notify.sendmail": "/usr/sbin/sendmail",
         "notify.smtp": "mail:25",
         "notify.sender": "q@lab",
