@@ -46,8 +46,8 @@ def places() -> set[str]:
 
 def groups(ids: set[str]) -> list[Path]:
     """The cgroups of sandboxes, where this host has a place for them."""
-    home = find_delegation(ask_systemd=False).home
-    return [path for id in ids if (path := home / f"{GROUP}{id}").exists()]
+    place = find_delegation(ask_systemd=False)
+    return [path for id in ids if (path := place.home / f"{GROUP}{id}").exists()] if place.path is not None else []
 
 
 def info(name: str) -> named_pools.PoolInfo:
@@ -152,6 +152,7 @@ def test_signals_reach_the_program_and_a_killed_taker_ends_it(tmp_path: Path):
         assert taker.communicate(timeout=30)[0] == "got\n" and taker.returncode == 9
         taker = subprocess.Popen([*COMMAND, "run", "--pool", "signals", "--", "sh", "-c", "echo up; sleep 1000"], stdout=subprocess.PIPE)
         assert taker.stdout is not None and taker.stdout.readline() == b"up\n"
+        until(lambda: dockless.list(state="running"), "that it can be found")
         (box,) = dockless.list(state="running")
         taker.kill()
         taker.communicate(timeout=30)
