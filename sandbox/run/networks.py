@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
@@ -135,26 +134,54 @@ def connect(box: Box, endpoint: Endpoint) -> None:
         what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
-    _with(spec, endpoint)  # before anything is made
-    runs = _runs(box)
-    if runs:
-        _connect(box, endpoint)
+    _with(spec, endpoint)  # before the question whether it runs: this is the better answer
+    joined = False
+
+    def changed(known: Document) -> Document:
+        """Nobody else changes it meanwhile: two who did would choose the same name for their links."""
+        nonlocal joined
+        document = replace(known, spec=_with(known.spec, endpoint))
+        if _runs(box):
+            _connect(box, known, endpoint)
+            joined = True
+        return document
+
     try:
-        box.change(partial(_changed, lambda now: _with(now, endpoint)))
+        box.change(changed)
     except BaseException:
-        if runs:
+        if joined:
             with contextlib.suppress(DocklessError):
                 _disconnect(box, endpoint.network)
         raise
 
 
 def disconnect(box: Box, network: str) -> None:
-    """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network."""
+    """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network; or where it
+    runs, and its published ports lead to this one."""
+
+    def changed(known: Document) -> Document:
+        document = replace(known, spec=_without(known.spec, network, box.id))
+        if _runs(box):
+            _disconnect(box, network)
+        return document
+
+    box.change(changed)
+
+
+def names_wait(box: Box) -> bool:
+    """Whether it runs, and asks another for names than its networks have: its /etc/resolv.conf is as its start made it, and who is on its
+    networks is found by name when it has been started again. ``SandboxGone``"""
     spec = box.spec
-    _without(spec, network, box.id)
-    if _runs(box):
-        _disconnect(box, network)
-    box.change(partial(_changed, lambda now: _without(now, network, box.id)))
+    if spec.network != "private" or not box.alive:
+        return False
+    from dockless.sandbox.network.nameservers import text_for
+
+    has = next((op.b for op in box.entrance().plan.ops if (op.name, op.a) == ("WRITE", "resolv.conf")), "")
+    return _servers(has.decode() if isinstance(has, bytes) else str(has)) != _servers(text_for(spec))
+
+
+def _servers(resolv_conf: str) -> list[str]:
+    return [line for line in resolv_conf.splitlines() if line.startswith("nameserver")]
 
 
 def _runs(box: Box) -> bool:
@@ -165,10 +192,10 @@ def _runs(box: Box) -> bool:
     return box.alive
 
 
-def _connect(box: Box, endpoint: Endpoint) -> None:
+def _connect(box: Box, known: Document, endpoint: Endpoint) -> None:
     from dockless.sandbox.network import attach
 
-    asked = replace(wanted(box.spec, box.present.directory, box.document.owner), endpoints=(endpoint,), ports=())
+    asked = replace(wanted(known.spec, box.present.directory, known.owner), endpoints=(endpoint,), ports=())
     with contextlib.ExitStack() as opened:
         inside = namespaces_of(box, opened)
         attach.connect(asked, inside.network, inside.user, of(box))
@@ -177,14 +204,16 @@ def _connect(box: Box, endpoint: Endpoint) -> None:
 def _disconnect(box: Box, network: str) -> None:
     from dockless.sandbox.network import attach
 
-    for lease in of(box):
-        if lease.network == network:
-            attach.disconnect(lease)
-
-
-def _changed(change: object, document: Document) -> Document:
-    assert callable(change)
-    return replace(document, spec=change(document.spec))
+    has = of(box)
+    gone = next((lease for lease in has if lease.network == network), None)
+    if gone is None:
+        return
+    if gone.ports:
+        hint = f"dockless stop {box.id} first: at its next start they lead to the next of its networks"
+        raise BadInput(f"the published ports of sandbox {box.id} lead to network {network} while it runs", subject=network, hint=hint)
+    with contextlib.ExitStack() as opened:
+        inside = namespaces_of(box, opened)
+        attach.disconnect(gone, inside.network, inside.user, [lease for lease in has if lease is not gone])
 
 
 def _with(spec: Spec, endpoint: Endpoint) -> Spec:
