@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
-from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
+from dockless.errors import BadInput, DocklessError, NetworkInUse, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import admission, leases, records
 from dockless.sandbox.network.asked import whose
@@ -17,6 +17,7 @@ from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Po
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.joining import namespaces_of, wanted
+from dockless.sandbox.run.on_network import by_pasta, what_ends_them
 from dockless.sandbox.spec import Spec
 
 _ENDED = "-"  # no sandbox's name
@@ -102,7 +103,15 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
 def remove(name: str) -> None:
     """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
     start again before there is such a network."""
-    admission.remove(name)
+    try:
+        if there := by_pasta(records.find(name)):
+            count = "1 sandbox is" if len(there) == 1 else f"{len(there)} sandboxes are"
+            raise NetworkInUse(f"{count} on network {name}", subject=name)
+        admission.remove(name)
+    except NetworkInUse as error:
+        if hint := what_ends_them(name):
+            error.hint = hint
+        raise
 
 
 def leased() -> Leased:
@@ -232,7 +241,7 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
         return replace(spec, endpoints=left)
     if spec.ports or spec.egress is not None:
         what = "published ports" if spec.ports else "rules for what leaves it"
-        hint = "connect it to another network before"
+        hint = "connect it to another network before" if os.geteuid() == 0 else f"start another one without them: --network {DEFAULT} stays"
         raise BadInput(f"sandbox {id} has {what}, and would be on no network", subject=network, hint=hint)
     return replace(spec, network="none", endpoints=(), dns=(), dns_search=(), dns_options=())
 
@@ -241,6 +250,7 @@ def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
     on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
+    attached += tuple(OnNetwork(one.id, one.addresses, "", (), one.ports) for one in by_pasta(network))
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,
