@@ -85,8 +85,8 @@ def remove(name: str) -> None:
     with records.lock(shared=False):
         network = records.find(name)
         if lives := leases.living(host, name):
-            hint = f"dockless network inspect {name} lists them: stop them, or disconnect them"
-            raise NetworkInUse(f"{len(lives)} sandboxes are on network {name}", subject=name, hint=hint)
+            count = "1 sandbox is" if len(lives) == 1 else f"{len(lives)} sandboxes are"
+            raise NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
         if os.geteuid() != 0:  # all that a user has of one is its record
             return records.forget(name)
         resolver.stop(records.running(name))

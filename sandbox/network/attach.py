@@ -19,14 +19,14 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from ipaddress import ip_interface, ip_network
+from ipaddress import ip_address, ip_interface, ip_network
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
 from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
-from dockless.sandbox.network.host import Host, index_of
+from dockless.sandbox.network.host import Host, index_of, leads_out
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
 from dockless.sandbox.network.nameservers import has_resolver
@@ -66,7 +66,7 @@ def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
     opened.callback(namespace.close)
     done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
     netlink.carry_out(namespace.route, done)
-    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), done)
+    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(), done)
     return Attached(namespace.fd, user, made, held, tuple(done))
 
 
@@ -74,15 +74,22 @@ def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease]) -> 
     """Put a sandbox that runs on further networks: those of ``wanted``. ``network``, ``user``: descriptors of its namespaces; ``known``:
     what it has. Errors: as ``attach``."""
     with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
-        return _connect(wanted, Inside(network, route), known, [])
+        return _connect(wanted, Inside(network, route), known, _routed(route), [])
 
 
-def disconnect(gone: Lease) -> None:
-    """Take a sandbox that runs off a network. ``NetworkError``"""
+def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease]) -> None:
+    """Take a sandbox that runs off a network. ``network``, ``user``: as for ``connect``; ``left``: what it has besides, by which it finds
+    a way out where it has none any more. ``NetworkError``"""
     host = Host()
-    with host.netlink(netlink.ROUTE) as asking:
-        netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
-    admission.expel(host, [gone])
+    with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
+        with host.netlink(netlink.ROUTE) as asking:
+            netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
+        admission.expel(host, [gone])
+        routed = _routed(route)
+        for lease in left:
+            index = index_of(route, lease.inside)  # 0 where the sandbox removed it: it may have NET_ADMIN
+            if index and (requests := _way_out(records.find(lease.network), lease, index, routed)):
+                netlink.carry_out(route, requests)
 
 
 def release(attached: Sequence[Lease]) -> None:
@@ -99,12 +106,16 @@ class Inside:
     route: socket.socket
 
 
-def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], done: list[Request]) -> tuple[Lease, ...]:
+def _routed(route: socket.socket) -> set[int]:
+    """The kinds of addresses for which a sandbox has a way out: the kernel knows, whatever its networks say or it did itself."""
+    return {version for version in (4, 6) if leads_out(route, version)}
+
+
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], done: list[Request]) -> tuple[Lease, ...]:
     host = Host()
     networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
     sysctls.need_forwarding(networks)
     first = max((lease.serial for lease in known), default=-1) + 1
-    routed = {4, 6} if any(not records.find(lease.network).internal for lease in known) else set()
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as making:
         taken: list[Taken] = []
         # What is asked for by its number can be asked for by another one at the same time.
@@ -219,10 +230,16 @@ def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list
         requests.append(rtnetlink.set_patience(name, index, network.patience))
     if lease.egress is not None and lease.egress.rate:
         requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
-    for gateway, subnet in zip(network.gateways, subnets, strict=True):
-        if not network.internal and subnet.version not in routed and sysctls.forwards(subnet.version):
-            requests.append(rtnetlink.add_default_route(gateway, name, index))
-            routed.add(subnet.version)
+    return requests + _way_out(network, lease, index, routed)
+
+
+def _way_out(network: Network, lease: Lease, index: int, routed: set[int]) -> list[Request]:
+    requests = []
+    for gateway in network.gateways:
+        version = ip_address(gateway).version
+        if not network.internal and version not in routed and sysctls.forwards(version):
+            requests.append(rtnetlink.add_default_route(gateway, lease.inside, index))
+            routed.add(version)
     return requests
 
 

@@ -95,6 +95,15 @@ class Host:
             return index_of(asking, link)
 
 
+def leads_out(asking: socket.socket, version: int) -> bool:
+    """Whether there is a default route of IPv4 or IPv6, by a socket of rtnetlink(7)."""
+    try:
+        answers = netlink.dump(asking, rtnetlink.all_routes(version))
+    except OSError:  # a host without IPv6
+        return False
+    return any(rtnetlink.leads_out(answer) for answer in answers)
+
+
 def index_of(asking: socket.socket, link: str) -> int:
     """The same by a socket that is open. ``OSError`` for what is no answer."""
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from dockless.base import paths, records
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
@@ -147,6 +147,23 @@ def release(lease: Lease) -> None:
             os.close(fd)
 
 
+def rename(lease: Lease, sandbox: Path, names: tuple[str, ...]) -> None:
+    """Write down that the sandbox which has it is found elsewhere, and by other names. Not where somebody else has it meanwhile."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _read(fd) == lease:
+                _write(fd, replace(lease, sandbox=str(sandbox), names=names))
+        finally:
+            os.close(fd)
+
+
+def _write(fd: int, lease: Lease) -> None:
+    """In one write over what is there: a file system is slow with files that it truncates."""
+    os.pwrite(fd, dumps(records.plain(lease)).encode().ljust(os.fstat(fd).st_size), 0)
+
+
 def sweep(host: Host, network: str) -> list[Lease]:
     """Forget the dead ones of a network: which they were."""
     lives = {lease.link for lease in living(host, network)}
@@ -229,8 +246,7 @@ def _take_one(lease: Lease, host: Host) -> Taken | None:
         before = _read(fd)
         if before is not None and host.index_of(before.link):
             return None
-        text = dumps(records.plain(lease)).encode()
-        os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)  # the same
+        _write(fd, lease)
         kept = True
         return Taken(lease, fd, before)
     except BlockingIOError:

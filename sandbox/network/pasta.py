@@ -22,7 +22,7 @@ from dockless.base import idmaps
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import netlink, rtnetlink
-from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.host import Host, leads_out
 from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Network, Port, is_name
 from dockless.sandbox.network.netlink import Request
 from dockless.sandbox.network.rtnetlink import Subnet
@@ -135,7 +135,7 @@ def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pas
 def way_out(host: Host) -> WayOut:
     """``OSError``"""
     with host.netlink(netlink.ROUTE) as asking:
-        versions = tuple(version for version in (4, 6) if _leads_out(asking, version))
+        versions = tuple(version for version in (4, 6) if leads_out(asking, version))
         if versions:
             return WayOut(versions)
         of_links = dict(rtnetlink.link_of(answer) for answer in netlink.dump(asking, rtnetlink.all_links()))
@@ -145,14 +145,6 @@ def way_out(host: Host) -> WayOut:
                 if not found.is_loopback and not found.is_link_local and of_links.get(index, "lo") != "lo":
                     return WayOut((version,), of_links[index])
     return WayOut(())
-
-
-def _leads_out(asking: socket.socket, version: int) -> bool:
-    try:
-        answers = netlink.dump(asking, rtnetlink.all_routes(version))
-    except OSError:  # a host without IPv6
-        return False
-    return any(rtnetlink.leads_out(answer) for answer in answers)
 
 
 def _addresses(asking: socket.socket, version: int) -> list[tuple[int, str]]:

@@ -560,6 +560,9 @@ class Box:
                 if not os.path.lexists(self.directory):  # removed by hand
                     raise gone(self.id) from None
                 raise
+            from dockless.sandbox.run.joining import rename_leases
+
+            rename_leases(made)
             return made
 
     def cgroup(self, known: Document | Run | None = None) -> Cgroup | None:

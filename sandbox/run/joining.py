@@ -68,6 +68,20 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
 
 
+def rename_leases(box: Box) -> None:
+    """One that has another name now is found by that on its networks, while it runs."""
+    from dockless.sandbox.network import leases
+
+    with contextlib.suppress(SandboxGone, OSError):
+        known = box.document
+        aliases = {endpoint.network: endpoint.aliases for endpoint in known.spec.endpoints}
+        names = wanted(known.spec, box.directory, known.owner).names
+        for lease in leases.of(box.directory) if aliases else ():
+            if leases.alive(lease):
+                own = tuple(dict.fromkeys((*names, *aliases.get(lease.network, ())))) if lease.names else ()
+                leases.rename(lease, box.directory, own)
+
+
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
     from dockless.sandbox.run.box import Box
 

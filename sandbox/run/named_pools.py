@@ -184,16 +184,29 @@ def _content(path: Path) -> bytes:
 
 def list_all() -> list[PoolInfo]:
     """Every pool of this user, by name. What is none, is just being made or has just ended, is left out."""
-    try:
-        names = sorted(os.listdir(place()))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     found = []
-    for name in names:
+    for name in _names():
         with contextlib.suppress(BadInput, SandboxError, OSError, ValueError, RecursionError):
             about, _ = read(name)
             found.append(_info(about, records.read(State, json.loads(_content(place() / name / STATE)))))
     return found
+
+
+def on_network(network: str) -> list[str]:
+    """The names of the pools whose sandboxes are on a network."""
+    found = []
+    for name in _names():
+        with contextlib.suppress(BadInput, SandboxError, OSError, ValueError, RecursionError):
+            about, _ = read(name)
+            found += [name] if any(one.network == network for one in about.wanted.spec.endpoints) else []
+    return found
+
+
+def _names() -> list[str]:
+    try:
+        return sorted(os.listdir(place()))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _info(about: About, state: State) -> PoolInfo:

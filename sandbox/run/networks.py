@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
-from dockless.errors import BadInput, DocklessError, SandboxGone, Unsupported
+from dockless.errors import BadInput, DocklessError, NetworkInUse, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels
 from dockless.sandbox.network import admission, leases, records
 from dockless.sandbox.network.asked import whose
@@ -18,6 +17,7 @@ from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Po
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.joining import namespaces_of, wanted
+from dockless.sandbox.run.on_network import by_pasta, what_ends_them
 from dockless.sandbox.spec import Spec
 
 _ENDED = "-"  # no sandbox's name
@@ -103,7 +103,15 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
 def remove(name: str) -> None:
     """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
     start again before there is such a network."""
-    admission.remove(name)
+    try:
+        if there := by_pasta(records.find(name)):
+            count = "1 sandbox is" if len(there) == 1 else f"{len(there)} sandboxes are"
+            raise NetworkInUse(f"{count} on network {name}", subject=name)
+        admission.remove(name)
+    except NetworkInUse as error:
+        if hint := what_ends_them(name):
+            error.hint = hint
+        raise
 
 
 def leased() -> Leased:
@@ -135,26 +143,54 @@ def connect(box: Box, endpoint: Endpoint) -> None:
         what = "is untrusted and has no network" if spec.network == "none" else f"has the network {spec.network}"
         hint = f"start it with --network {endpoint.network} from the beginning"
         raise Unsupported(f"sandbox {box.id} {what}, and is put on no other", subject=box.id, hint=hint)
-    _with(spec, endpoint)  # before anything is made
-    runs = _runs(box)
-    if runs:
-        _connect(box, endpoint)
+    _with(spec, endpoint)  # before the question whether it runs: this is the better answer
+    joined = False
+
+    def changed(known: Document) -> Document:
+        """Nobody else changes it meanwhile: two who did would choose the same name for their links."""
+        nonlocal joined
+        document = replace(known, spec=_with(known.spec, endpoint))
+        if _runs(box):
+            _connect(box, known, endpoint)
+            joined = True
+        return document
+
     try:
-        box.change(partial(_changed, lambda now: _with(now, endpoint)))
+        box.change(changed)
     except BaseException:
-        if runs:
+        if joined:
             with contextlib.suppress(DocklessError):
                 _disconnect(box, endpoint.network)
         raise
 
 
 def disconnect(box: Box, network: str) -> None:
-    """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network."""
+    """Take it off again. ``BadInput`` where it is not on it, or on no other and has ports or rules, which belong to a network; or where it
+    runs, and its published ports lead to this one."""
+
+    def changed(known: Document) -> Document:
+        document = replace(known, spec=_without(known.spec, network, box.id))
+        if _runs(box):
+            _disconnect(box, network)
+        return document
+
+    box.change(changed)
+
+
+def names_wait(box: Box) -> bool:
+    """Whether it runs, and asks another for names than its networks have: its /etc/resolv.conf is as its start made it, and who is on its
+    networks is found by name when it has been started again. ``SandboxGone``"""
     spec = box.spec
-    _without(spec, network, box.id)
-    if _runs(box):
-        _disconnect(box, network)
-    box.change(partial(_changed, lambda now: _without(now, network, box.id)))
+    if spec.network != "private" or not box.alive:
+        return False
+    from dockless.sandbox.network.nameservers import text_for
+
+    has = next((op.b for op in box.entrance().plan.ops if (op.name, op.a) == ("WRITE", "resolv.conf")), "")
+    return _servers(has.decode() if isinstance(has, bytes) else str(has)) != _servers(text_for(spec))
+
+
+def _servers(resolv_conf: str) -> list[str]:
+    return [line for line in resolv_conf.splitlines() if line.startswith("nameserver")]
 
 
 def _runs(box: Box) -> bool:
@@ -165,10 +201,10 @@ def _runs(box: Box) -> bool:
     return box.alive
 
 
-def _connect(box: Box, endpoint: Endpoint) -> None:
+def _connect(box: Box, known: Document, endpoint: Endpoint) -> None:
     from dockless.sandbox.network import attach
 
-    asked = replace(wanted(box.spec, box.present.directory, box.document.owner), endpoints=(endpoint,), ports=())
+    asked = replace(wanted(known.spec, box.present.directory, known.owner), endpoints=(endpoint,), ports=())
     with contextlib.ExitStack() as opened:
         inside = namespaces_of(box, opened)
         attach.connect(asked, inside.network, inside.user, of(box))
@@ -177,14 +213,16 @@ def _connect(box: Box, endpoint: Endpoint) -> None:
 def _disconnect(box: Box, network: str) -> None:
     from dockless.sandbox.network import attach
 
-    for lease in of(box):
-        if lease.network == network:
-            attach.disconnect(lease)
-
-
-def _changed(change: object, document: Document) -> Document:
-    assert callable(change)
-    return replace(document, spec=change(document.spec))
+    has = of(box)
+    gone = next((lease for lease in has if lease.network == network), None)
+    if gone is None:
+        return
+    if gone.ports:
+        hint = f"dockless stop {box.id} first: at its next start they lead to the next of its networks"
+        raise BadInput(f"the published ports of sandbox {box.id} lead to network {network} while it runs", subject=network, hint=hint)
+    with contextlib.ExitStack() as opened:
+        inside = namespaces_of(box, opened)
+        attach.disconnect(gone, inside.network, inside.user, [lease for lease in has if lease is not gone])
 
 
 def _with(spec: Spec, endpoint: Endpoint) -> Spec:
@@ -203,7 +241,7 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
         return replace(spec, endpoints=left)
     if spec.ports or spec.egress is not None:
         what = "published ports" if spec.ports else "rules for what leaves it"
-        hint = "connect it to another network before"
+        hint = "connect it to another network before" if os.geteuid() == 0 else f"start another one without them: --network {DEFAULT} stays"
         raise BadInput(f"sandbox {id} has {what}, and would be on no network", subject=network, hint=hint)
     return replace(spec, network="none", endpoints=(), dns=(), dns_search=(), dns_options=())
 
@@ -212,6 +250,7 @@ def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
     on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
+    attached += tuple(OnNetwork(one.id, one.addresses, "", (), one.ports) for one in by_pasta(network))
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -132,7 +133,7 @@ def test_who_is_on_a_network_keeps_it_and_nothing_is_left_when_it_goes(start):
     before = links()
     networks.create("mine")
     box = start("sleep", "1000", network=["mine", "bridge"])
-    with pytest.raises(NetworkInUse, match="1 sandboxes are on network mine"):
+    with pytest.raises(NetworkInUse, match="1 sandbox is on network mine"):
         networks.remove("mine")
     box.kill()
     until(lambda: not leases.living(Host(), "mine"), "its links are gone")
@@ -148,6 +149,64 @@ def test_a_sandbox_joins_and_leaves_while_it_runs(start):
     assert box.exec("cat", "/proc/net/route").stdout.count(b"eth0") == 2
     networks.disconnect("mine", box)
     assert b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+
+
+def routes(box):
+    return [line.split()[2] for line in box.exec("ip", "route").stdout.decode().splitlines() if line.startswith("default")]
+
+
+def test_a_way_out_moves_to_another_network_when_its_own_is_left(start):
+    gateways = {name: networks.create(name).gateways[0] for name in ("one", "two")}
+    networks.create("inner", internal=True)
+    box = start("sleep", "1000", network=["one", "inner", "two"])
+    assert routes(box) == [gateways["one"]]
+    networks.disconnect("one", box)
+    assert routes(box) == [gateways["two"]] and b"default" in box.exec("ip", "-6", "route").stdout
+    networks.disconnect("two", box)
+    assert routes(box) == [] and b"default" not in box.exec("ip", "-6", "route").stdout
+    networks.connect("one", box)
+    assert routes(box) == [gateways["one"]]
+
+
+def test_a_way_out_that_was_lost_is_made_by_the_next_network(start):
+    gateways = {name: networks.create(name).gateways[0] for name in ("one", "two")}
+    box = start("sleep", "1000", network="one", cap_add=["NET_ADMIN"])
+    assert box.exec("ip", "route", "delete", "default").exit_code == 0
+    networks.connect("two", box)
+    assert routes(box) == [gateways["two"]]
+
+
+def test_the_network_of_the_published_ports_is_not_left_while_it_runs(start):
+    for name in ("one", "two"):
+        networks.create(name)
+    box = start("python3", "-c", SERVE, "80", network=["one", "two"], publish=["8095:80"])
+    until(lambda: b"0050" in box.exec("cat", "/proc/net/tcp").stdout, "it listens")
+    with pytest.raises(BadInput, match=f"the published ports of sandbox {box.id} lead to network one") as refused:
+        networks.disconnect("one", box)
+    assert refused.value.hint.startswith(f"dockless stop {box.id} first")
+    assert [one["name"] for one in box.inspect()["networks"]] == ["one", "two"], "nothing has changed"
+    networks.disconnect("two", box)
+    with socket.create_connection(("127.0.0.1", 8095), 5) as opened:
+        assert opened.recv(100)
+    networks.connect("two", box)
+    box.stop(grace=0)
+    networks.disconnect("one", box)
+    box.start()
+    (lease,) = leases.of(box.inner.directory)
+    assert lease.network == "two" and lease.ports
+
+
+def test_many_join_at_once(start):
+    names = [f"net{number}" for number in range(6)]
+    for name in names:
+        networks.create(name)
+    box = start("sleep", "1000")
+    command = [sys.executable, "-P", "-m", "dockless", "network", "connect"]
+    joining = [subprocess.Popen([*command, name, box.id], stderr=subprocess.PIPE) for name in names]
+    said = [(one.communicate(timeout=60)[1], one.returncode) for one in joining]
+    assert all(code == 0 for _, code in said), said
+    assert sorted(one["name"] for one in box.inspect()["networks"]) == names
+    assert sorted(lease.inside for lease in leases.of(box.inner.directory)) == [f"eth{number}" for number in range(6)]
 
 
 def test_a_bridge_that_somebody_removed_is_made_again(start):

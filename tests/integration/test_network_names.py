@@ -55,6 +55,16 @@ def test_they_find_one_another_by_id_and_alias_and_no_more_when_one_has_ended(st
     assert found(one, "db") == [address(again)]
 
 
+def test_one_that_is_renamed_is_found_by_its_new_name_alone(start):
+    networks.create("mine")
+    one, two = start("one", "mine"), start("two", "mine:alias=db", hostname="host-two")
+    assert found(one, "two") == [address(two)]
+    two.rename("three")
+    until(lambda: found(one, "three") == [address(two)] and not found(one, "two"), "its new name is known, the old one is not")
+    assert found(one, "db") == found(one, "host-two") == found(two, "three") == [address(two)]
+    assert set(networks.get("mine").sandboxes[1].names) == {"three", "host-two", "db"}
+
+
 def test_on_another_network_they_do_not(start):
     networks.create("mine")
     networks.create("other")

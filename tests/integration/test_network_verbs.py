@@ -18,8 +18,11 @@ from support.requires import requires
 
 import dockless
 from dockless import aio, networks
+from dockless.base.dataclass import replace
 from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, NotPermitted, SandboxGone, UnknownNetwork, Unsupported
+from dockless.sandbox.network import leases
+from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Endpoint
 from dockless.sandbox.run import networks as sandbox_networks
 
@@ -134,7 +137,8 @@ def test_joining_and_leaving_while_it_runs(say):
         assert networks.get("b").sandboxes[0].addresses == ("10.30.0.7",) and set(names["web"]) >= {"web", "db"}
         with pytest.raises(BadInput, match="on network b already"):
             networks.connect("b", box)
-        assert say("network", "disconnect", "a", "web") == (0, "web\n", "")
+        code, out, err = say("network", "disconnect", "a", "web")
+        assert (code, out) == (0, "web\n") and "keeps the /etc/resolv.conf of its start" in err and "hint: dockless restart web" in err
         assert next(events).details == {"changed": ["networks"]}
     assert [one["name"] for one in box.inspect()["networks"]] == ["b"]
     with pytest.raises(BadInput, match="is not on network a"):
@@ -153,6 +157,66 @@ def test_joining_and_leaving_while_it_runs(say):
     assert box.inspect()["networks"] == [{"name": "a", "addresses": [], "mac": "", "names": []}]
     box.start()
     assert networks.get("a").sandboxes[0].id == "web"
+
+
+def test_who_finds_nobody_by_name_before_it_is_started_again_is_told(say):
+    for name in ("a", "b"):
+        networks.create(name)
+    start(id="on-a", network="a")
+    start(id="none")
+    default = start(id="default", network="bridge")
+    start(id="asks", network="bridge", dns=["9.9.9.9"])
+    for id, waits in (("on-a", False), ("none", True), ("default", True), ("asks", False)):
+        code, out, err = say("network", "connect", "b", id)
+        assert (code, out) == (0, f"{id}\n"), err
+        assert ("it finds nobody there by name" in err and f"dockless restart {id}" in err) is waits, (id, err)
+        assert waits or not err
+    assert say("network", "disconnect", "b", "none") == (0, "none\n", "")
+    default.restart(grace=0)
+    assert not sandbox_networks.names_wait(default.inner)
+
+
+def refused(name):
+    with pytest.raises(NetworkInUse) as caught:
+        networks.remove(name)
+    return str(caught.value), caught.value.hint
+
+
+def test_what_ends_those_who_keep_a_network(say):
+    networks.create("a")
+    first = start(id="first", network="a")
+    assert refused("a") == ("1 sandbox is on network a", "dockless stop first")
+    second, third = start(id="second", network="container:first"), start(id="third", network="container:second")
+    start(id="apart")
+    first.stop(grace=0)
+    assert networks.get("a").sandboxes == ()
+    joined = "dockless stop second (it has the network of first); dockless stop third (it has the network of first)"
+    assert refused("a") == ("1 sandbox is on network a", joined)
+    second.rm(force=True)
+    third.rm(force=True)
+    until(lambda: not leases.living(Host(), "a"), "its link is gone")
+    networks.remove("a")
+
+
+def test_a_pool_that_keeps_a_network(say):
+    networks.create("a")
+    code, _, err = say("pool", "create", "pp", "--network", "a", "--size", "2", "host")
+    assert code == 0, err
+    try:
+        assert refused("a") == ("2 sandboxes are on network a", "dockless pool rm pp")
+    finally:
+        say("pool", "rm", "pp")
+    with dockless.Pool("host", size=1, network="a"):
+        until(lambda: leases.living(Host(), "a"), "it waits")
+        assert refused("a") == ("1 sandbox is on network a", "end the program that has a dockless.Pool on it")
+
+
+def test_a_job_that_keeps_a_network():
+    networks.create("a")
+    box = start(id="job-40-1-x", network="a")
+    box.inner.change(lambda known: replace(known, labels={"job": "40"}))
+    assert refused("a") == ("1 sandbox is on network a", "dockless cancel 40")
+    box.inner.change(lambda known: replace(known, labels={}))
 
 
 def test_who_joins_nothing():

@@ -17,7 +17,7 @@ from support.pasta_far import ask
 
 import dockless
 from dockless.base import idmaps
-from dockless.errors import AddressTaken, BadInput, DocklessError, NetworkError, Unsupported
+from dockless.errors import AddressTaken, BadInput, DocklessError, NetworkError, NetworkInUse, Unsupported
 from dockless.sandbox.network import pasta, records
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Network
@@ -260,6 +260,17 @@ def for_root() -> None:
     """What a user cannot have is told, with the next step; her record of the default network she can remove."""
     with raises(Unsupported, "network lab needs root", "--network bridge"):
         dockless.networks.create("lab")
+    box = dockless.start(["sleep", "1000"], network="bridge", publish=["8080:80"])
+    try:
+        (there,) = dockless.networks.get("bridge").sandboxes
+        assert there.id == box.id and there.ports == box.inner.spec.ports and there.addresses[0].startswith("10.")
+        with raises(NetworkInUse, "1 sandbox is on network bridge", f"dockless stop {box.id}"):
+            dockless.networks.remove("bridge")
+        assert dockless.networks.prune() == []
+        with raises(BadInput, "has published ports, and would be on no network", "start another one without them"):
+            dockless.networks.disconnect("bridge", box.id)
+    finally:
+        box.inner.remove()
     box = dockless.start(["sleep", "1000"], network="bridge")
     try:
         with raises(Unsupported, "runs, and root alone changes the networks of one that does", f"dockless stop {box.id}"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import confirmed, each, out, print_json, table
+from dockless.cli.output import confirmed, each, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.template import format_option, show
-from dockless.errors import BadInput
+from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.model import Port
@@ -155,6 +156,7 @@ def _connect(options: Namespace) -> int:
     name, box = options.names
     addresses = [address for address in (options.ip, options.ip6) if address]
     connect(name, box, addresses=addresses, mac=options.mac_address or "", aliases=options.alias)
+    _warn_of_names(box)
     return _say([box], options)
 
 
@@ -163,7 +165,18 @@ def _disconnect(options: Namespace) -> int:
 
     name, box = options.names
     disconnect(name, box)
+    _warn_of_names(box)
     return _say([box], options)
+
+
+def _warn_of_names(id: str) -> None:
+    from dockless.sandbox.run import networks
+    from dockless.sandbox.run.box import get
+
+    with contextlib.suppress(DocklessError):  # it has ended, or a network of it is gone
+        if networks.names_wait(get(id)):
+            what = f"sandbox {id} keeps the /etc/resolv.conf of its start, not that of its present networks: it finds nobody there by name"
+            warn(what, hint=f"dockless restart {id}")
 
 
 def _each(names: list[str], do: Callable[[str], Any], options: Namespace) -> int:
