@@ -199,6 +199,15 @@ def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) 
     return tuple(found)
 
 
+def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
+    """Refuse addresses of a kind that does not lead out of the host: pasta opens no port on these. ``NetworkError``"""
+    for port in ports:
+        if port.address and ip_address(port.address).version not in versions:
+            kind = f"IPv{ip_address(port.address).version}"
+            why = f"pasta publishes no port on {port.address}: this host has no {kind} that leads out"
+            raise NetworkError(why, subject="ports", hint=f"leave the address out (-p {port.outside}:{port.inside}), or run it as root")
+
+
 def arguments(pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int]) -> list[str]:
     """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
     goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP."""

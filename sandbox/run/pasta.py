@@ -63,6 +63,7 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     if wanted.ports and not addresses:
         hint = "give the host an address besides its loopback, or publish nothing"
         raise NetworkError("pasta publishes no ports on a host that has no network", subject="ports", hint=hint)
+    pasta.check_published(wanted.ports, way.versions)
     _check_ports(wanted)
     namespace = namespace_of(user)
     opened.callback(namespace.close)

@@ -78,10 +78,14 @@ def remove(name: str) -> None:
 
 @checked
 def prune(*, names: str | Iterable[str] = (), labels: Mapping[str, str | None] | None = None) -> Sequence[str]:
-    """Remove the networks that no sandbox is on, of those that ``list`` gives for the same keywords; the names of those that were
-    removed."""
+    """Remove the networks that no sandbox is on, of those that ``list`` gives for the same keywords, but never ``bridge``, the default; the
+    names of those that were removed."""
+    from dockless.sandbox.network.model import DEFAULT
+
     removed = []
     for network in list(names=names, labels=labels, dangling=True):
+        if network.name == DEFAULT:
+            continue
         try:
             remove(network.name)
         except (UnknownNetwork, NetworkInUse):

@@ -122,6 +122,15 @@ def test_what_is_said_of_a_sandbox_on_networks(say):
     assert say("port", "site")[0] == 125 and networks.get("a").sandboxes == ()
 
 
+def test_the_default_network_is_not_pruned(say):
+    networks.create("bridge", subnets="10.20.0.0/24")
+    for name in ("a", "b"):
+        networks.create(name)
+    assert networks.prune(names=["a", "bridge"]) == ["a"]
+    assert say("network", "prune", "-y") == (0, "b\n", "") and [one.name for one in networks.list()] == ["bridge"]
+    assert say("network", "rm", "bridge") == (0, "bridge\n", "")
+
+
 def test_joining_and_leaving_while_it_runs(say):
     networks.create("a", subnets="10.20.0.0/24")
     networks.create("b", subnets="10.30.0.0/24")
@@ -185,6 +194,10 @@ def test_a_start_that_cannot_have_what_it_asks_for_leaves_nothing():
     for options in ({"network": "a:ip=10.99.0.5"}, {"network": "a", "publish": "10.99.0.1:80:80"}):
         with pytest.raises(BadInput):
             start(id="two", **options)
+    for loopback in ("[::1]:8090:80", "[0:0::0:1]:8090:80"):
+        with pytest.raises(BadInput, match="not reached by") as caught:
+            start(id="two", network="a", publish=loopback)
+        assert "127.0.0.1:8090:80" in caught.value.hint
     with pytest.raises(UnknownNetwork):
         start(id="two", network="nosuch")
     assert [box.id for box in dockless.list()] == ["one"] and len(networks.get("a").sandboxes) == 1

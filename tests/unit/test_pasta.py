@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dockless.base import idmaps
-from dockless.errors import BadInput, Unsupported
+from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import pasta
 from dockless.sandbox.network.model import Egress, Endpoint, Network, Port, Rule
 from dockless.sandbox.network.pasta import Address, Pasta, WayOut
@@ -43,6 +43,16 @@ def test_ports_as_pasta_writes_them():
     told = list(itertools.pairwise(words))
     assert [value for option, value in told if option == "--tcp-ports"] == ["8080:80", "::1/22:22"]
     assert [value for option, value in told if option == "--udp-ports"] == ["127.0.0.1/5000-5009:9000-9009"]
+
+
+def test_a_port_of_a_kind_that_the_host_has_not():
+    ports = (Port(80, 8080), Port(81, 8081, address="::1"))
+    pasta.check_published(ports, (4, 6))
+    with pytest.raises(NetworkError, match="no port on ::1: this host has no IPv6 that leads out") as raised:
+        pasta.check_published(ports, (4,))
+    assert "-p 8081:81" in raised.value.hint
+    with pytest.raises(NetworkError, match="no IPv4"):
+        pasta.check_published((Port(80, 8080, address="127.0.0.1"),), (6,))
 
 
 def test_only_what_the_host_has():

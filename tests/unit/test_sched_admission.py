@@ -10,7 +10,7 @@ from support.quotas import limits
 
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
-from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
+from dockless.errors import BadInput, LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
 from dockless.sandbox.network import records
 from dockless.sandbox.network.model import Endpoint, Port
 from dockless.sandbox.spec import HostDevice, Spec
@@ -220,6 +220,12 @@ def test_what_of_networks_is_roots(home, as_root, job, what):
         assert caught.value.hint
     assert desk().admit(ROOT, job)
     assert desk().admit(ANN, on(Endpoint(), Endpoint("anns"), ports=(Port(80, 1024), Port(1, 8080, "udp", count=9))))
+
+
+def test_a_port_that_would_never_be_reached_is_told_at_once(home, as_root):
+    for caller in (ANN, ROOT):
+        with pytest.raises(BadInput, match="not reached by ::1"):
+            desk().admit(caller, on(ports=(Port(80, 8080, address="::1"),)))
 
 
 def test_a_network_that_is_not_there_is_told_at_once(home, as_root):
