@@ -159,7 +159,7 @@ def _check_ports(ports: Sequence[Port]) -> None:
 
 
 def check_routed(ports: Sequence[Port]) -> None:
-    """Refuse ports that the table of root's networks cannot lead inside: the kernel sends nothing from ::1 over another link. ``BadInput``"""
+    """Refuse ports that root's networks do not lead inside: the kernel sends nothing from ::1 over another link. ``BadInput``"""
     from ipaddress import ip_address
 
     for port in ports:

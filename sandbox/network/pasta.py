@@ -105,12 +105,15 @@ def _options(path: str) -> Iterable[str]:
     return (word for word in words if word.startswith("--"))
 
 
-def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
+def check_networks(endpoints: Sequence[Endpoint]) -> None:
+    """``Unsupported`` for all but the default network."""
+    if name := next((endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT), ""):
+        raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
+
+
+def check(egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
     """Refuse what pasta cannot hold. ``rights``: the capabilities of the sandbox, as a mask; ``sees_processes``: those of the host, and so
     pasta itself. ``Unsupported``"""
-    if [endpoint.network for endpoint in endpoints] != [DEFAULT]:
-        name = next(endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT)
-        raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
     if egress.rate or egress.log:
         word = "net_rate" if egress.rate else "log_denied"
         raise Unsupported("pasta neither limits a rate nor logs what is refused", subject=word, hint="run it as root, or leave it out")

@@ -53,8 +53,9 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     and pasta ended, with ``opened``, unless somebody else has ``held``. Errors: ``Unsupported``, ``AddressTaken``, ``BadInput``,
     ``NetworkError``, ``LaunchFailed``."""
     children.collect_ended()  # those of sandboxes that have ended
+    pasta.check_networks(wanted.endpoints)
     program = pasta.installed()
-    pasta.check(wanted.endpoints, wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
+    pasta.check(wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
     host = Host()
     (endpoint,) = wanted.endpoints
     network = records.find_or_make(endpoint.network, host)

@@ -86,7 +86,8 @@ def test_a_network_from_its_making_to_its_end(say):
         ("create host", "called host"), ("create a/b", "not usable"), ("create a --subnet 10.20.0.1/24", "subnet"),
         ("create a b --subnet 10.20.0.0/24", "one subnet"), ("create a --mtu 5", "MTU"), ("create a --label =x", "label"),
         ("rm nosuch", "no network nosuch"), ("inspect nosuch", "no network nosuch"), ("ls --filter color=red", "cannot be read"),
-        ("connect nosuch nobody", "no sandbox nobody"),
+        ("connect nosuch nobody", "no sandbox nobody"), ("connect --gw-priority 1 a b", "default route"),
+        ("inspect -f {{.Subnets}} lab", "given by --format"), ("ls -f name=a", "takes no"), ("connect --link-local-ip 1.2.3.4 a b", "--ip"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant(say, line, said):
@@ -120,6 +121,17 @@ def test_what_is_said_of_a_sandbox_on_networks(say):
     row = json.loads(say("ps", "-a", "--json")[1])[0]
     assert [one["addresses"] for one in row["networks"]] == [[], []] and len(row["ports"]) == 2
     assert say("port", "site")[0] == 125 and networks.get("a").sandboxes == ()
+
+
+def test_a_record_that_cannot_be_read_is_told(say, home):
+    networks.create("a")
+    networks.create("b")
+    (record,) = home.rglob("b/network.json")
+    record.write_text("{")
+    code, out, err = say("network", "ls", "-q")
+    assert (code, out) == (0, "a\n") and "the record of network b cannot be read" in err and f"rm {record}" in err
+    record.unlink()
+    record.parent.rmdir()
 
 
 def test_the_default_network_is_not_pruned(say):
@@ -181,6 +193,10 @@ def test_who_joins_nothing():
         networks.disconnect("a", closed)
     with pytest.raises(UnknownNetwork):
         networks.connect("nosuch", box)
+    for name in ("host", "none"):
+        with pytest.raises(BadInput, match=f"{name} means") as caught:
+            networks.connect(name, box)
+        assert f"dockless run --network {name}" in caught.value.hint
     with pytest.raises(SandboxGone):
         networks.connect("a", "nobody")
 

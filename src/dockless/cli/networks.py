@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import confirmed, each, out, print_json, table
+from dockless.cli.output import confirmed, each, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.template import format_option, show
 from dockless.errors import BadInput
@@ -57,6 +57,9 @@ def network(options: Namespace) -> int:
                 flag = f"--{name.replace('_', '-')}"
                 hint = f"{flag} is for network {' and network '.join(actions)}"
                 raise BadInput(f"network {action} takes no {flag}", subject=flag, hint=hint)
+    if options.force and action in ("inspect", "ls"):
+        hint = f"{'a template' if action == 'inspect' else 'a filter'} is given by {'--format' if action == 'inspect' else '--filter'}"
+        raise BadInput(f"network {action} takes no -f", subject="-f", hint=hint)
     return _DO[action](options)
 
 
@@ -100,7 +103,11 @@ def _row(network: NetworkInfo) -> dict[str, Any]:
 
 
 def _list(options: Namespace) -> int:
+    from dockless.sandbox.network.records import torn
+
     found = _chosen(options.filter)
+    for error in torn():
+        warn(str(error), hint=error.hint or "")
     if options.quiet:
         for one in found:
             out(one.name)
