@@ -244,4 +244,5 @@ def _words(hint: Any) -> str:
     if (origin or hint) in _LISTS:
         items = [one for one in inner if one is not Ellipsis]
         return f"a list, each item {_words(items[0])}" if len(items) == 1 and items[0] is not Any else "a list"
-    return _WORDS.get(origin or hint) or f"a {getattr(hint, '__name__', 'value')}"
+    name = getattr(hint, "__name__", "value")
+    return _WORDS.get(origin or hint) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 class Unpicklable:
     """It holds processes, locks and descriptors of this program. ``pickle`` and ``copy`` of it are a ``TypeError`` that says what to do."""
 
+    _instead = "pass the id of the sandbox, and use Sandbox.open(id) there"
+
     def __reduce__(self) -> NoReturn:
         kind = type(self).__name__
-        raise TypeError(f"{kind} objects cannot be pickled or copied: pass the id of the sandbox, and use Sandbox.open(id) there")
+        raise TypeError(f"{kind} objects cannot be pickled or copied: {self._instead}")

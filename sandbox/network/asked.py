@@ -148,7 +148,7 @@ def check_network_name(name: str) -> str:
 def _check_ports(ports: Sequence[Port]) -> None:
     for port in ports:
         if port.address and not address_version(port.address):
-            hint = "write [ADDRESS:]HOST:INSIDE, as 127.0.0.1:8080:80 or [::1]:8080:80"
+            hint = "write [ADDRESS:]HOST:INSIDE, as 127.0.0.1:8080:80 or [fd00::5]:8080:80"
             raise BadInput(f"{shown(port.address)} is no address of the host", subject="publish", hint=hint)
     for at, port in enumerate(ports):
         for other in ports[:at]:
@@ -156,6 +156,16 @@ def _check_ports(ports: Sequence[Port]) -> None:
                 first = max(port.outside, other.outside)
                 hint = "each port of the host leads to one place: leave one out"
                 raise BadInput(f"port {first}/{port.protocol} of the host is published twice", subject="publish", hint=hint)
+
+
+def check_routed(ports: Sequence[Port]) -> None:
+    """Refuse ports that root's networks do not lead inside: the kernel sends nothing from ::1 over another link. ``BadInput``"""
+    from ipaddress import ip_address
+
+    for port in ports:
+        if port.address and ip_address(port.address) == ip_address("::1"):
+            hint = f"127.0.0.1:{port.outside}:{port.inside} is the host's own, {port.outside}:{port.inside} all of its addresses"
+            raise BadInput(f"published ports are not reached by {port.address}, IPv6's loopback", subject="publish", hint=hint)
 
 
 def overlap(one: Port, other: Port) -> bool:

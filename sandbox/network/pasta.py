@@ -105,12 +105,15 @@ def _options(path: str) -> Iterable[str]:
     return (word for word in words if word.startswith("--"))
 
 
-def check(endpoints: Sequence[Endpoint], egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
+def check_networks(endpoints: Sequence[Endpoint]) -> None:
+    """``Unsupported`` for all but the default network."""
+    if name := next((endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT), ""):
+        raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
+
+
+def check(egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
     """Refuse what pasta cannot hold. ``rights``: the capabilities of the sandbox, as a mask; ``sees_processes``: those of the host, and so
     pasta itself. ``Unsupported``"""
-    if [endpoint.network for endpoint in endpoints] != [DEFAULT]:
-        name = next(endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT)
-        raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
     if egress.rate or egress.log:
         word = "net_rate" if egress.rate else "log_denied"
         raise Unsupported("pasta neither limits a rate nor logs what is refused", subject=word, hint="run it as root, or leave it out")
@@ -189,6 +192,15 @@ def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) 
     if asked:
         raise BadInput(f"network {network.name} has no subnet for {next(iter(asked.values()))}", subject="network", hint="leave it out")
     return tuple(found)
+
+
+def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
+    """Refuse addresses of a kind that does not lead out of the host: pasta opens no port on these. ``NetworkError``"""
+    for port in ports:
+        if port.address and ip_address(port.address).version not in versions:
+            kind = f"IPv{ip_address(port.address).version}"
+            why = f"pasta publishes no port on {port.address}: this host has no {kind} that leads out"
+            raise NetworkError(why, subject="ports", hint=f"leave the address out (-p {port.outside}:{port.inside}), or run it as root")
 
 
 def arguments(pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int]) -> list[str]:

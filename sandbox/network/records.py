@@ -90,6 +90,17 @@ def every() -> list[Network]:
     return found
 
 
+def torn() -> list[NetworkError]:
+    """What is wrong with the records that ``every`` leaves out."""
+    found = []
+    for name in _names():
+        try:
+            find(name)
+        except NetworkError as error:
+            found.append(error)
+    return found
+
+
 def _names() -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(home()) if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."))

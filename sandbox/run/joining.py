@@ -10,7 +10,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER, reaches_host
+from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
 from dockless.sandbox.network.model import Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
@@ -48,6 +48,7 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
         return JoinedNetwork(by_pasta.network, user, by_pasta.held)
     from dockless.sandbox.network.attach import attach
 
+    check_routed(spec.ports)
     found = attach(wanted(spec, directory, owner), user, opened)
     return JoinedNetwork(found.network, found.user, found.held, found.leases)
 

@@ -53,8 +53,9 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     and pasta ended, with ``opened``, unless somebody else has ``held``. Errors: ``Unsupported``, ``AddressTaken``, ``BadInput``,
     ``NetworkError``, ``LaunchFailed``."""
     children.collect_ended()  # those of sandboxes that have ended
+    pasta.check_networks(wanted.endpoints)
     program = pasta.installed()
-    pasta.check(wanted.endpoints, wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
+    pasta.check(wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
     host = Host()
     (endpoint,) = wanted.endpoints
     network = records.find_or_make(endpoint.network, host)
@@ -63,6 +64,7 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     if wanted.ports and not addresses:
         hint = "give the host an address besides its loopback, or publish nothing"
         raise NetworkError("pasta publishes no ports on a host that has no network", subject="ports", hint=hint)
+    pasta.check_published(wanted.ports, way.versions)
     _check_ports(wanted)
     namespace = namespace_of(user)
     opened.callback(namespace.close)

@@ -26,7 +26,8 @@ _SETTLED = 10.0
 
 
 def reconcile() -> list[str]:
-    """Remove leftovers of this user's sandboxes: the names of what was removed. Whatever still runs, or has records, is left alone."""
+    """Remove leftovers of this user's sandboxes: the names of what was removed, and of the networks' table where
+    another program had changed it. Whatever still runs, or has records, is left alone."""
     return _groups() + _directories() + _addresses()
 
 

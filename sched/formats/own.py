@@ -113,7 +113,12 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
     common = () if top is None else _command(top)
     command = _command(table) or common
     gpus = of("gpus").text("gpus")
-    ports = {label: _port(table, label) for label in table.table("ports").values}
+    if isinstance(table.value("ports"), list):
+        hint = 'publish = ["8080:80"] leads from the host inside; ports = {name = 1} is how many free ports a role has under a label'
+        table.wrong("ports", "is a list, not a mapping", hint)
+        ports = {}
+    else:
+        ports = {label: _port(table, label) for label in table.table("ports").values}
     found = Role(
         name,
         count,

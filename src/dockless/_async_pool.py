@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Pool(Unpicklable):
     """``dockless.Pool`` for ``async with``; its keywords are the same. ``pool``: the same pool for functions that block."""
 
+    _instead = "make another one there"
+
     def __init__(self, image: str | None = None, *, size: int = 4, expire: str | float | None = None, **options: Unpack[Options]) -> None:
         self.pool = _pool.Pool(image, size=size, expire=expire, **options)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class Zygote(Unpicklable):
     """``dockless.Zygote`` for ``async with``; its keywords are the same. ``zygote``: the same one for functions that block."""
 
+    _instead = "make another one there"
+
     def __init__(self, image: str | None = None, preload: Iterable[str] = (), *, size: int = 4, **options: Unpack[Options]) -> None:
         self.zygote = _zygote.Zygote(image, preload, size=size, **options)
 

@@ -19,7 +19,7 @@ _DEFAULT_TOO = ("default", "private")
 _KEYS = {"ip": "ip", "ip6": "ip", "mac": "mac", "mac-address": "mac", "alias": "alias", "name": "name"}
 _FORM = "write NAME, or NAME:ip=10.1.0.5,ip6=fd00::5,mac=02:42:0a:01:00:05,alias=db"
 _PUBLISHED = r"(?:(?:\[([^\[\]]*)\]|([0-9.]+)):)?([0-9]{1,5})(?:-([0-9]{1,5}))?:([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp))?\Z"
-_PUBLISH_FORM = "write [ADDRESS:]HOST:INSIDE[/tcp|udp]: 8080:80, 127.0.0.1:5000-5005:5000-5005/udp, [::1]:8080:80"
+_PUBLISH_FORM = "write [ADDRESS:]HOST:INSIDE[/tcp|udp]: 8080:80, 127.0.0.1:5000-5005:5000-5005/udp, [fd00::5]:8080:80"
 _RULE = r"(?:\[([^\[\]]+)\](?::([0-9,-]+))?|([^\[\]:]+)(?::([0-9,-]+))?)\Z"
 _RULE_FORM = "write 10.0.0.0/8, [fd00::/8]:443, pypi.org:443 or *.pypi.org:80,8000-8080/tcp"
 

@@ -71,6 +71,8 @@ class Pool(Unpicklable):
     What is mounted is what was there when the sandbox was made, the image what it was when the pool was. Safe to use from several threads.
     """
 
+    _instead = "make another one there"
+
     @checked
     def __init__(self, image: str | None = None, *, size: int = 4, expire: str | float | None = None, **options: Unpack[Options]) -> None:
         if not 1 <= size <= _MOST:

@@ -61,6 +61,8 @@ class Zygote(Unpicklable):
     No GPUs, no ``privileged``, no seccomp profiles of one's own, no capabilities beyond the profile's. Safe to use from several threads.
     """
 
+    _instead = "make another one there"
+
     @checked
     def __init__(self, image: str | None = None, preload: Iterable[str] = (), *, size: int = 4, **options: Unpack[Options]) -> None:
         if not 1 <= size <= _MOST:

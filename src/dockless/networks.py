@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dockless._life import check_labels, refuse_job
 from dockless.base.checks import checked
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import NetworkInUse, UnknownNetwork
+from dockless.errors import BadInput, NetworkInUse, UnknownNetwork
 
 if TYPE_CHECKING:
     from dockless._box import Sandbox
@@ -78,10 +78,14 @@ def remove(name: str) -> None:
 
 @checked
 def prune(*, names: str | Iterable[str] = (), labels: Mapping[str, str | None] | None = None) -> Sequence[str]:
-    """Remove the networks that no sandbox is on, of those that ``list`` gives for the same keywords; the names of those that were
-    removed."""
+    """Remove the networks that no sandbox is on, of those that ``list`` gives for the same keywords, but never ``bridge``, the default; the
+    names of those that were removed."""
+    from dockless.sandbox.network.model import DEFAULT
+
     removed = []
     for network in list(names=names, labels=labels, dangling=True):
+        if network.name == DEFAULT:
+            continue
         try:
             remove(network.name)
         except (UnknownNetwork, NetworkInUse):
@@ -99,6 +103,10 @@ def connect(
     from dockless.sandbox.network.model import Endpoint
     from dockless.sandbox.run import networks
 
+    if name in ("host", "none"):
+        what = "the host's own network" if name == "host" else "having no network"
+        hint = f"say it at the start of another one: dockless run --network {name}"
+        raise BadInput(f"{name} means {what}, and no sandbox is connected to that later", subject=name, hint=hint)
     networks.connect(_box(sandbox), Endpoint(name, tuple(_texts(addresses)), mac, tuple(_texts(aliases))))
 
 

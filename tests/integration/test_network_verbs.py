@@ -89,7 +89,8 @@ def test_a_network_from_its_making_to_its_end(say):
         ("create host", "called host"), ("create a/b", "not usable"), ("create a --subnet 10.20.0.1/24", "subnet"),
         ("create a b --subnet 10.20.0.0/24", "one subnet"), ("create a --mtu 5", "MTU"), ("create a --label =x", "label"),
         ("rm nosuch", "no network nosuch"), ("inspect nosuch", "no network nosuch"), ("ls --filter color=red", "cannot be read"),
-        ("connect nosuch nobody", "no sandbox nobody"),
+        ("connect nosuch nobody", "no sandbox nobody"), ("connect --gw-priority 1 a b", "default route"),
+        ("inspect -f {{.Subnets}} lab", "given by --format"), ("ls -f name=a", "takes no"), ("connect --link-local-ip 1.2.3.4 a b", "--ip"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant(say, line, said):
@@ -123,6 +124,26 @@ def test_what_is_said_of_a_sandbox_on_networks(say):
     row = json.loads(say("ps", "-a", "--json")[1])[0]
     assert [one["addresses"] for one in row["networks"]] == [[], []] and len(row["ports"]) == 2
     assert say("port", "site")[0] == 125 and networks.get("a").sandboxes == ()
+
+
+def test_a_record_that_cannot_be_read_is_told(say, home):
+    networks.create("a")
+    networks.create("b")
+    (record,) = home.rglob("b/network.json")
+    record.write_text("{")
+    code, out, err = say("network", "ls", "-q")
+    assert (code, out) == (0, "a\n") and "the record of network b cannot be read" in err and f"rm {record}" in err
+    record.unlink()
+    record.parent.rmdir()
+
+
+def test_the_default_network_is_not_pruned(say):
+    networks.create("bridge", subnets="10.20.0.0/24")
+    for name in ("a", "b"):
+        networks.create(name)
+    assert networks.prune(names=["a", "bridge"]) == ["a"]
+    assert say("network", "prune", "-y") == (0, "b\n", "") and [one.name for one in networks.list()] == ["bridge"]
+    assert say("network", "rm", "bridge") == (0, "bridge\n", "")
 
 
 def test_joining_and_leaving_while_it_runs(say):
@@ -236,6 +257,10 @@ def test_who_joins_nothing():
         networks.disconnect("a", closed)
     with pytest.raises(UnknownNetwork):
         networks.connect("nosuch", box)
+    for name in ("host", "none"):
+        with pytest.raises(BadInput, match=f"{name} means") as caught:
+            networks.connect(name, box)
+        assert f"dockless run --network {name}" in caught.value.hint
     with pytest.raises(SandboxGone):
         networks.connect("a", "nobody")
 
@@ -249,6 +274,10 @@ def test_a_start_that_cannot_have_what_it_asks_for_leaves_nothing():
     for options in ({"network": "a:ip=10.99.0.5"}, {"network": "a", "publish": "10.99.0.1:80:80"}):
         with pytest.raises(BadInput):
             start(id="two", **options)
+    for loopback in ("[::1]:8090:80", "[0:0::0:1]:8090:80"):
+        with pytest.raises(BadInput, match="not reached by") as caught:
+            start(id="two", network="a", publish=loopback)
+        assert "127.0.0.1:8090:80" in caught.value.hint
     with pytest.raises(UnknownNetwork):
         start(id="two", network="nosuch")
     assert [box.id for box in dockless.list()] == ["one"] and len(networks.get("a").sandboxes) == 1

@@ -9,6 +9,7 @@ import pytest
 from dockless.base.checks import check
 from dockless.base.typing import IO, Any, Literal
 from dockless.errors import BadInput
+from dockless.sandbox.network.model import Endpoint
 
 LARGE = 1 << 63
 SURROGATE = "leave it out, or decode the bytes behind it with errors='surrogateescape'"
@@ -36,6 +37,7 @@ def test_what_fits(value, hint):
         (True, float, "x is True, not a number", "a number"), (1.5, int, "x is 1.5, not a whole number", "a whole number"),
         (5, list, "x is 5, not a list", "a list"), (5, list[Any], "x is 5, not a list", "a list"),
         (5, list[str], "x is 5, not a list", "a list, each item a text"),
+        (5, Endpoint, "x is 5, not an Endpoint", "an Endpoint"),
         ("ab", Sequence[str], "x is 'ab', not a list", "a list, each item a text"),
         ({"a": 1}, Iterable[str], "x is of type dict, not a list", "a list, each item a text"),
         ([1, "a"], list[int], "x[1] is 'a', not a whole number", "a list, each item a whole number"),

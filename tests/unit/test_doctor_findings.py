@@ -309,12 +309,18 @@ def test_registries(monkeypatch, tmp_path):
     [
         ([], "nothing lies about of runs that were killed"),
         (["a"], "removed what 1 killed runs had left: a"),
+        (["dockless"], "wrote the nftables table dockless anew, which another program had changed"),
+        (
+            ["a", "dockless"],
+            "wrote the nftables table dockless anew, which another program had changed; removed what 1 killed runs had left: a",
+        ),
         (list("abcde"), "removed what 5 killed runs had left: a, b, c, d, e"),
         (list("abcdef"), "removed what 6 killed runs had left: a, b, c, d, e, …"),
     ],
 )
 def test_leftovers(monkeypatch, removed, what):
     monkeypatch.setattr("dockless.sandbox.run.reconcile.reconcile", lambda: removed)
+    monkeypatch.setattr("dockless.sandbox.network.records.table_name", lambda: "dockless")
     assert examined(doctor._leftovers) == doctor.Finding("leftovers", "ok", what)
 
 

@@ -89,6 +89,7 @@ WRONG = [
     ("a.toml", "[roles.a]\ncount = 0", "roles.a.count is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\ncount = 2\nmin_succeeded = 3", "roles.a.min_succeeded is 3, not a whole number from 1 to 2", "such a number"),
     ("a.toml", "[roles.a]\nmin_failed = 0", "roles.a.min_failed is 0, not a whole number", "such a number"),
+    ("a.toml", "ports = ['8080:80']", "a.toml:1: ports is a list, not a mapping", "publish = ["),
     ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
     ("a.toml", "ports = {a = 1}\n[roles.a]", "a.toml:1: ports stands beside the roles", "the role that it is for"),
     ("a.toml", "min_failed = 2\n[roles.a]", "a.toml:1: min_failed stands beside the roles", "the role that it is for"),
@@ -309,7 +310,9 @@ COMPOSE_NETWORKS = [
      {"network": "bridge", "publish": ["[::1]:8080:80/udp"]}, ["there is one host"]),
     ("ports: [{target: 80}]", {}, ["'80/tcp' is not published"]),
     ("ports: ['80:80']\n    network_mode: host", {"network": "host"}, ["listens on the host itself"]),
+    ("ports: ['80:80']\n    network_mode: none", {"network": "none"}, ["nobody reaches the service from the host"]),
     ("ports: ['80:80']\n    scale: 2", {}, ["several instances"]),
+    ("networks: [default]", {}, ["each is found by its name"]),
     ("network_mode: bridge", {"network": "bridge"}, []),
     ("network_mode: none\n    dns: 10.0.0.1", {"network": "none"}, ["each is found by its name"]),
     ("network_mode: bridge\n    dns: 10.0.0.1\n    dns_search: [a, b]\n    dns_opt: ['ndots:2']",
@@ -329,17 +332,21 @@ def test_networks_of_compose(said, options, notes):
   a:
     image: x
     {said}
-networks: {{outer: {{external: true, name: lab}}}}
+networks: {{outer: {{external: true, name: lab}}, inner: }}
 """
     file = read_text(text, "a.yaml")
+    not_made, told = file.notes[0], file.notes[1:]
     assert file.roles[0].options == options
-    told = " ".join(file.notes)
-    assert len(file.notes) == len(notes) and all(note in told for note in notes), file.notes
+    assert "networks: inner is not made" in not_made
+    assert len(told) == len(notes) and all(note in " ".join(told) for note in notes), told
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [("network_mode: 'service:b'", "network_mode is 'service:b'"), ("ports: [true]", "ports.0. is true, not a port"),
+     ("networks: [undefined]", "networks has 'undefined', which the file does not name"),
+     ("networks: [default]\n    network_mode: bridge", "network_mode stands beside networks"), ("dns: nope", "dns has 'nope', which is no"),
+     ("dns: [10.0.0.1, nope]\n    network_mode: bridge", "dns has 'nope', which is no address"),
      ("ports: [{published: 80}]", "target is missing"), ("ports: [1.5]", "not a port")],
 )  # fmt: skip
 def test_networks_of_compose_that_cannot_be(said, why):

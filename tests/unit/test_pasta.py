@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from dockless.base import idmaps
-from dockless.errors import BadInput, Unsupported
+from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import pasta
 from dockless.sandbox.network.model import Egress, Endpoint, Network, Port, Rule
 from dockless.sandbox.network.pasta import Address, Pasta, WayOut
@@ -43,6 +44,16 @@ def test_ports_as_pasta_writes_them():
     told = list(itertools.pairwise(words))
     assert [value for option, value in told if option == "--tcp-ports"] == ["8080:80", "::1/22:22"]
     assert [value for option, value in told if option == "--udp-ports"] == ["127.0.0.1/5000-5009:9000-9009"]
+
+
+def test_a_port_of_a_kind_that_the_host_has_not():
+    ports = (Port(80, 8080), Port(81, 8081, address="::1"))
+    pasta.check_published(ports, (4, 6))
+    with pytest.raises(NetworkError, match="no port on ::1: this host has no IPv6 that leads out") as raised:
+        pasta.check_published(ports, (4,))
+    assert "-p 8081:81" in raised.value.hint
+    with pytest.raises(NetworkError, match="no IPv4"):
+        pasta.check_published((Port(80, 8080, address="127.0.0.1"),), (6,))
 
 
 def test_only_what_the_host_has():
@@ -107,22 +118,22 @@ def test_the_link_gives_itself_no_address():
 )
 def test_what_pasta_cannot_hold_is_refused(egress, rights, found, message):
     with pytest.raises(Unsupported, match=message) as raised:
-        pasta.check([Endpoint()], egress, rights, found)
+        pasta.check(egress, rights, found)
     assert raised.value.hint
 
 
 def test_who_could_trace_it_is_refused():
-    pasta.check([Endpoint()], Egress(), SYS_PTRACE, NEW)
-    pasta.check([Endpoint()], Egress(), 0, NEW, sees_processes=True)
+    pasta.check(Egress(), SYS_PTRACE, NEW)
+    pasta.check(Egress(), 0, NEW, sees_processes=True)
     with pytest.raises(Unsupported, match="SYS_PTRACE that sees pasta"):
-        pasta.check([Endpoint()], Egress(), SYS_PTRACE, NEW, sees_processes=True)
+        pasta.check(Egress(), SYS_PTRACE, NEW, sees_processes=True)
 
 
 def test_what_it_can_hold():
-    pasta.check([Endpoint()], Egress(host=False, allow=(Rule("10.0.0.0/8"),)), 0, OLD)
-    pasta.check([Endpoint()], Egress(), NET_ADMIN | NET_RAW, NEW)
+    pasta.check(Egress(host=False, allow=(Rule("10.0.0.0/8"),)), 0, OLD)
+    pasta.check(Egress(), NET_ADMIN | NET_RAW, NEW)
     with pytest.raises(Unsupported, match="network team needs root"):
-        pasta.check([Endpoint(), Endpoint("team")], Egress(), 0, NEW)
+        pasta.check_networks([Endpoint(), Endpoint("team")])
 
 
 def test_its_error_is_told_without_its_noise():
@@ -130,6 +141,16 @@ def test_its_error_is_told_without_its_noise():
     error = pasta.refusal(said)
     assert str(error) == "pasta did not start: Failed to bind port 80 (Permission denied)" and "ss -ln" in error.hint
     assert str(pasta.refusal("")) == "pasta did not start: it ended without a word"
+
+
+def test_who_asks_for_a_network_that_is_roots_is_not_told_to_install_something(monkeypatch, tmp_path):
+    from dockless.sandbox.network.attach import Wanted
+    from dockless.sandbox.run.pasta import connect
+
+    monkeypatch.setattr(idmaps, "find_program", lambda _: None)
+    for name, why in (("lab", "network lab needs root"), ("bridge", "which is not installed")):
+        with contextlib.ExitStack() as opened, pytest.raises(Unsupported, match=why):
+            connect(Wanted((Endpoint(name),), (), tmp_path), None, -1, opened)
 
 
 def program(place, text="#!/bin/sh\necho '  -x, --some-option ARG  and --another'\n", mode=0o755):

@@ -10,14 +10,14 @@ from support.quotas import limits
 
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
-from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
+from dockless.errors import BadInput, LimitUnavailable, NotPermitted, Refused, UnknownImage, UnknownNetwork, Unsupported
 from dockless.sandbox.network import records
 from dockless.sandbox.network.model import Endpoint, Port
 from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission.admission import Admission
-from dockless.sched.engine.admission.gang_admission import check_network
+from dockless.sched.engine.admission.gang_admission import check_network, check_networks
 from dockless.sched.engine.admission.per_user import PerUser
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
@@ -220,6 +220,28 @@ def test_what_of_networks_is_roots(home, as_root, job, what):
         assert caught.value.hint
     assert desk().admit(ROOT, job)
     assert desk().admit(ANN, on(Endpoint(), Endpoint("anns"), ports=(Port(80, 1024), Port(1, 8080, "udp", count=9))))
+
+
+def test_a_port_that_would_never_be_reached_is_told_at_once(home, as_root):
+    for caller in (ANN, ROOT):
+        with pytest.raises(BadInput, match="not reached by ::1"):
+            desk().admit(caller, on(ports=(Port(80, 8080, address="::1"),)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Port(80, 8080), Port(80, 8080)), (Port(80, 8080, count=5), Port(80, 8084)), (Port(80, 8080), Port(81, 8080, address="127.0.0.1")),
+        (Port(80, 8080, address="127.0.0.1"), Port(81, 8080, address="0.0.0.0")),
+    ],
+)  # fmt: skip
+def test_jobs_that_start_together_share_no_port_of_the_host(one, other):
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(BadInput, match="published by several jobs") as caught:
+            check_networks([on(ports=(first,)).spec, Spec(("true",)), on(ports=(second,)).spec])
+        assert "count = 1" in caught.value.hint
+    apart = (Port(80, 8080), Port(80, 8080, "udp"), Port(80, 8081, address="127.0.0.1"), Port(80, 8081, address="::"))
+    check_networks([on(ports=(port,)).spec for port in apart])
 
 
 def test_a_network_that_is_not_there_is_told_at_once(home, as_root):

@@ -6,6 +6,7 @@ import ast
 import enum
 import json
 import math
+import pickle
 import sys
 import time
 from collections import namedtuple
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dockless import HealthCheck, Zygote
+from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
 from dockless.sandbox.zygote import inside
@@ -180,3 +181,9 @@ def test_what_runs_inside_is_python_of_3_8_and_its_standard_library():
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
     assert len(text.encode()) < 100_000  # an argument of a program: execve(2)
+
+
+@pytest.mark.parametrize("made", [Zygote, aio.Zygote, Pool, aio.Pool])
+def test_what_has_no_id_says_to_make_another_one(made):
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied: make another one there$"):
+        pickle.dumps(made("busybox"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, Refused, Unsupported
-from dockless.sandbox.network.asked import CONTAINER
+from dockless.sandbox.network.asked import CONTAINER, overlap
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import seats
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _OF_ALL = ("held", "begin", "after", "singleton", "retries", "retry_on", "notify", "notify_to")
 """What the first of them has for all."""
+_WIDE = {"", "0.0.0.0", "::"}
+"""Addresses of a published port that stand for others, too."""
 
 
 def check_network(spec: Spec) -> None:
@@ -40,11 +42,22 @@ def check_network(spec: Spec) -> None:
 
 
 def check_networks(specs: Sequence[Spec]) -> None:
-    """``Unsupported`` for roles of which some have the host's network and others networks of their own: they would not reach each other."""
+    """``Unsupported`` for roles of which some have the host's network and others networks of their own: they would not reach each other.
+    ``BadInput`` for a port of the host that two of them would have."""
     said = {spec.network for spec in specs}
     if {"host", "private"} <= said:
         hint = "give all roles the host's network, or none of them"
         raise Unsupported("some jobs that start together have the host's network, others are on networks", subject="network", hint=hint)
+    taken = dict[tuple[str, int], set[str]]()
+    for port in (port for spec in specs for port in spec.ports):
+        for number in range(port.outside, port.outside + port.count):
+            others = taken.setdefault((port.protocol, number), set())
+            near = others if port.address in _WIDE else others & _WIDE
+            if port.address in others or any(overlap(port, replace(port, address=other)) for other in near):
+                what = f"port {number}/{port.protocol} of the host is published by several jobs that start together"
+                hint = "publish it in a role of one instance (count = 1); the others are reached by their names"
+                raise BadInput(what, subject="publish", hint=hint)
+            others.add(port.address)
 
 
 def as_gang(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:

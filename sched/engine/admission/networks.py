@@ -16,7 +16,8 @@ FIRST_PORT = 1024
 
 
 def check(caller: Caller, spec: Spec) -> None:
-    """``UnknownNetwork`` for one that is not there; ``NotPermitted``; ``Refused`` where this daemon has no such networks."""
+    """``UnknownNetwork`` for one that is not there; ``BadInput`` for a port that none of them can have; ``NotPermitted``; ``Refused`` where
+    this daemon has no such networks."""
     if spec.network in ("none", "host"):
         return
     from dockless.sandbox.network.model import DEFAULT
@@ -26,7 +27,9 @@ def check(caller: Caller, spec: Spec) -> None:
             raise Refused(f"network {other} needs root's daemon", subject="network", hint=f"an ordinary user's has --network {DEFAULT}")
         return
     from dockless.sandbox.network import records
+    from dockless.sandbox.network.asked import check_routed
 
+    check_routed(spec.ports)
     found = [records.find(one.network) for one in spec.endpoints if one.network != DEFAULT]
     if caller.root:
         return

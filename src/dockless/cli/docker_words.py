@@ -335,7 +335,10 @@ FLAGS: dict[str, dict[str, Word]] = {
         "--ip-range --aux-address": Word("a whole subnet is given out; leave it out", "network create --subnet 10.20.0.0/24 NAME"),
         "--ipv4 --ipv6": Word("a subnet of each kind is chosen; or name them", "network create --subnet fd00:20::/64 NAME"),
         "--attachable --ingress --config-from --config-only": Word(_SERVICES),
-        "--link --link-local-ip --driver-opt --gw-priority": Word(_LINKS, "network connect --alias db NAME SANDBOX"),
+        "--link": Word(_LINKS, "network connect --alias db NAME SANDBOX"),
+        "--link-local-ip": Word("an address is one of the network's subnet", "network connect --ip 10.20.0.5 NAME SANDBOX"),
+        "--driver-opt": Word("there are no drivers; leave it out", "network connect NAME SANDBOX"),
+        "--gw-priority": Word("the first network that leads out is the default route; leave it out", "network connect NAME SANDBOX"),
         "--dns --disable-dns --route --interface-name --no-trunc -v --verbose --ignore": Word("leave it out", "network ls"),
     },
     "exec": {

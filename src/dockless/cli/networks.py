@@ -25,7 +25,7 @@ _OF_CONNECT = ("ip", "ip6", "mac_address", "alias")
 
 def network_options(parser: Parser) -> None:
     parser.usage = "dockless network create|ls|inspect|rm|prune [NAME …], dockless network connect|disconnect NAME SANDBOX"
-    parser.add_argument("action", choices=_ACTIONS, help="prune: those that no sandbox is on")
+    parser.add_argument("action", choices=_ACTIONS, help="prune: those that no sandbox is on, but not bridge")
     parser.add_argument("names", nargs="*", metavar="NAME", help="networks; to connect or disconnect: a network and a sandbox")
     new = parser.add_argument_group("create")
     new.add_argument("--subnet", action="append", default=[], metavar="CIDR", help="10.20.0.0/24; one of IPv6 may stand beside it")
@@ -58,6 +58,9 @@ def network(options: Namespace) -> int:
                 flag = f"--{name.replace('_', '-')}"
                 hint = f"{flag} is for network {' and network '.join(actions)}"
                 raise BadInput(f"network {action} takes no {flag}", subject=flag, hint=hint)
+    if options.force and action in ("inspect", "ls"):
+        hint = f"{'a template' if action == 'inspect' else 'a filter'} is given by {'--format' if action == 'inspect' else '--filter'}"
+        raise BadInput(f"network {action} takes no -f", subject="-f", hint=hint)
     return _DO[action](options)
 
 
@@ -101,7 +104,11 @@ def _row(network: NetworkInfo) -> dict[str, Any]:
 
 
 def _list(options: Namespace) -> int:
+    from dockless.sandbox.network.records import torn
+
     found = _chosen(options.filter)
+    for error in torn():
+        warn(str(error), hint=error.hint or "")
     if options.quiet:
         for one in found:
             out(one.name)
@@ -142,9 +149,10 @@ def _remove(options: Namespace) -> int:
 
 
 def _prune(options: Namespace) -> int:
+    from dockless.sandbox.network.model import DEFAULT
     from dockless.sandbox.run.networks import remove
 
-    unused = [one.name for one in _chosen(options.filter) if not one.sandboxes]
+    unused = [one.name for one in _chosen(options.filter) if not one.sandboxes and one.name != DEFAULT]
     if unused and not options.force and not confirmed(f"Remove {len(unused)} networks: {', '.join(unused[:5])}?"):
         return 1
     return _each(unused, remove, options)

@@ -309,6 +309,8 @@ def _networks(options: Namespace) -> Any:
 
 
 def _allow_out(options: Namespace) -> list[str] | None:
+    if options.allow_out and options.deny_out:
+        raise BadInput("--allow-out and --deny-out", subject="--allow-out", hint="give one of them: --allow-out alone denies all else")
     return options.allow_out or ([] if options.deny_out else None)
 
 
