@@ -30,7 +30,10 @@ _RECORD = struct.Struct("!HHIH")
 _NAMES_IN = {NS: (0, 1), CNAME: (0, 1), PTR: (0, 1), DNAME: (0, 1), SOA: (0, 2), MX: (2, 1), SRV: (6, 1)}
 """Types whose data has names, which may point elsewhere in the message: behind how many bytes, and how many. RFC 3597"""
 _MOST_RECORDS = 256
-_MOST_EXTRA = 8
+_MOST_EXTRA = 2
+"""Records behind a question: that of EDNS, and a signature. RFC 8945"""
+_MOST_HOPS = 16
+"""Pointers that one name leads along. Go's resolver follows 10."""
 _POINTER = 0xC0
 
 
@@ -107,7 +110,7 @@ def read_query(raw: bytes) -> Query:
     number, flags, questions, answers, authorities, extra = _HEADER.unpack_from(raw)
     if flags & (_RESPONSE | _OPCODE) or questions != 1 or answers or authorities or extra > _MOST_EXTRA:
         raise Malformed("not one question")
-    spelled, at = _read_name(raw, _HEADER.size)
+    spelled, at = _read_name(raw, _HEADER.size, hops=0)  # there is nothing before it to point to
     if len(raw) < at + _QUESTION.size:
         raise Malformed("the question is cut off")
     kind, group = _QUESTION.unpack_from(raw, at)
@@ -115,7 +118,7 @@ def read_query(raw: bytes) -> Query:
     question, extension, room = raw[_HEADER.size : at], b"", LEAST_ROOM
     for _ in range(extra):
         begin = at
-        owner, at = _read_name(raw, at)
+        owner, at = _read_name(raw, at, hops=0)
         found, size, _, length = _read_record(raw, at)
         at += _RECORD.size + length
         if found == OPT and not owner:
@@ -216,8 +219,9 @@ def _read_record(raw: bytes, at: int) -> tuple[int, int, int, int]:
     return kind, group, seconds, length
 
 
-def _read_name(raw: bytes, at: int) -> tuple[Name, int]:
-    """The name, and where what follows begins. A pointer leads to before the part that it ends, so none leads round."""
+def _read_name(raw: bytes, at: int, *, hops: int = _MOST_HOPS) -> tuple[Name, int]:
+    """The name, and where what follows begins. A pointer leads to before the part that it ends, so none leads round; ``hops``: how many are
+    followed."""
     labels: list[bytes] = []
     begin, behind, total = at, -1, 0
     while True:
@@ -231,6 +235,9 @@ def _read_name(raw: bytes, at: int) -> tuple[Name, int]:
             to = (size & 0x3F) << 8 | raw[at + 1]
             if not _HEADER.size <= to < begin:
                 raise Malformed("a pointer leads nowhere")
+            if not hops:
+                raise Malformed("too many pointers")
+            hops -= 1
             at = begin = to
             continue
         at += 1

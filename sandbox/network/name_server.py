@@ -37,9 +37,11 @@ LINGER = 5.0
 """Seconds that it stays after the last sandbox."""
 _KEPT = 1
 """Seconds that an answer about a neighbour may be kept."""
-_MOST_QUERY = 4096
+_MOST_QUERY = 1232
+"""Bytes of a question: a name has 255 at most. What comes over Ethernet in one piece. RFC 9715"""
 _MOST_PENDING, _MOST_PENDING_EACH = 512, 64
-"""Questions to the host's name servers on their way, in all and of one sandbox."""
+"""Questions to the host's name servers on their way, in all and of one address. Where there are as many as there may be in all, each who
+asks has an equal share of them."""
 _MOST_STREAMS, _MOST_STREAMS_EACH = 128, 8
 """Connections."""
 _STREAM_WAIT = 5.0
@@ -59,12 +61,14 @@ _MOST_LINES = 20
 
 
 class _Source:
-    """What is kept of one address: ``left`` questions of its rate at the time ``at``, and until when nothing is taken from it."""
+    """What is kept of one address: ``left`` questions of its rate at the time ``at``, until when nothing is taken from it, and what is on
+    its way to others, with the end of it, the oldest first."""
 
     __slots__ = ("at", "left", "out_until", "pending", "streams")
 
     def __init__(self) -> None:
-        self.left, self.at, self.out_until, self.pending, self.streams = _BURST, time.monotonic(), 0.0, 0, 0
+        self.left, self.at, self.out_until, self.streams = _BURST, time.monotonic(), 0.0, 0
+        self.pending: dict[Exchange, Callable[[bytes | None], None]] = {}
 
 
 class NameServer:
@@ -90,6 +94,7 @@ class NameServer:
         self._exchanges: set[Exchange] = set()
         self._streams: set[_Stream] = set()
         self._sources: dict[bytes, _Source] = {}
+        self._waiting: set[_Source] = set()
         self._out: list[bytes] = []
         self._given: list[socket.socket] = []
         self._lines, self._lines_since = 0, 0.0
@@ -173,9 +178,30 @@ class NameServer:
         answer = self._own(query, resident, limit)
         if answer is not None:
             return reply(answer)
-        if kept.pending >= _MOST_PENDING_EACH or len(self._exchanges) >= _MOST_PENDING:
+        if not self._has_room(kept):
             return reply(None)
-        self._forward(query, resident, kept, reply, limit, stream)
+        self._forward(query, resident, address, kept, reply, limit, stream)
+
+    def _has_room(self, kept: _Source) -> bool:
+        """For one more question on its way. Where all is taken, somebody who has more than his share loses the oldest."""
+        if len(kept.pending) >= _MOST_PENDING_EACH:
+            return False
+        if len(self._exchanges) < _MOST_PENDING:
+            return True
+        if len(kept.pending) >= _MOST_PENDING // (len(self._waiting) + (kept not in self._waiting)):
+            return False
+        most = max(self._waiting, key=lambda one: len(one.pending))
+        exchange, reply = next(iter(most.pending.items()))
+        exchange.end()
+        self._is_over(exchange, most)
+        reply(None)
+        return True
+
+    def _is_over(self, exchange: Exchange, kept: _Source) -> None:
+        self._exchanges.discard(exchange)
+        del kept.pending[exchange]
+        if not kept.pending:
+            self._waiting.discard(kept)
 
     def _own(self, query: dns.Query, resident: Resident, limit: int) -> bytes | None:
         """The answer that needs nobody else; None where one does."""
@@ -209,17 +235,24 @@ class NameServer:
         return None
 
     def _forward(
-        self, query: dns.Query, resident: Resident, kept: _Source, reply: Callable[[bytes | None], None], limit: int, stream: bool
+        self,
+        query: dns.Query,
+        resident: Resident,
+        address: bytes,
+        kept: _Source,
+        reply: Callable[[bytes | None], None],
+        limit: int,
+        stream: bool,
     ) -> None:
         def done(raw: bytes | None) -> None:
-            self._exchanges.discard(exchange)
-            kept.pending -= 1
+            self._is_over(exchange, kept)
             reply(dns.answer(query, dns.SERVER_FAILURE, limit=limit) if raw is None else self._passed(query, resident, raw, limit))
 
-        kept.pending += 1
         plain = resident.rules is not None
-        exchange = Exchange(query, self._servers, self.watch, done, stream=stream, plain=plain)
+        exchange = Exchange(query, self._servers, address, self.watch, done, stream=stream, plain=plain)
         self._exchanges.add(exchange)
+        kept.pending[exchange] = reply
+        self._waiting.add(kept)
         exchange.begin()
 
     def _passed(self, query: dns.Query, resident: Resident, raw: bytes, limit: int) -> bytes:

@@ -15,25 +15,32 @@ Address = tuple[str, int] | tuple[str, int, int, int]
 WAIT = 1.5
 """Seconds for an answer of one server."""
 _ROUNDS = 2
+_EVERYBODY = b""
 _MOST_SERVERS = 3
 _MOST_FILE = 1 << 16
 _AVOIDED = 30.0
 """Seconds that a server which did not answer comes after the others."""
+_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Errors that do not depend on the name that is asked for."""
 _BAD = (dns.SERVER_FAILURE, dns.NOT_IMPLEMENTED, dns.REFUSED)
 """Codes after which the next server is asked."""
 
 
 class NameServers:
-    """Those that a file names; read again when it has changed. With none there it is the one on this host, as for everybody."""
+    """Those that a file names; read again when it has changed. With none there it is the one on this host, as for everybody.
+
+    A name may be one to which no server ever gets an answer. So silence counts for the sandbox alone that asked, and takes no server from
+    the others.
+    """
 
     def __init__(self, path: str = "/etc/resolv.conf", port: int = 53) -> None:
         self._path, self._port = path, port
         self._read: object = None
         self._known: list[Address] = []
-        self._failed: dict[Address, float] = {}
+        self._failed: dict[tuple[bytes, Address], float] = {}
 
-    def in_order(self) -> list[Address]:
-        """In the order in which they are to be asked."""
+    def in_order(self, asker: bytes) -> list[Address]:
+        """In the order in which they are to be asked for the sandbox that has this address."""
         try:
             found = os.stat(self._path)
             state = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -44,11 +51,20 @@ class NameServers:
         if not self._failed:
             return self._known or [("127.0.0.1", self._port)]
         now = time.monotonic()
-        self._failed = {server: until for server, until in self._failed.items() if until > now}
-        return sorted(self._known, key=self._failed.__contains__) or [("127.0.0.1", self._port)]
 
-    def failed(self, server: Address) -> None:
-        self._failed[server] = time.monotonic() + _AVOIDED
+        def is_avoided(server: Address) -> bool:
+            return max(self._failed.get((asker, server), 0.0), self._failed.get((_EVERYBODY, server), 0.0)) > now
+
+        return sorted(self._known, key=is_avoided) or [("127.0.0.1", self._port)]
+
+    def failed(self, server: Address, asker: bytes, error: OSError | None = None) -> None:
+        """It did not answer ``asker``; ``error``: why it could not be asked."""
+        key = (_EVERYBODY if error is not None and error.errno in _UNREACHABLE else asker, server)
+        now = time.monotonic()
+        while self._failed and self._failed[first := next(iter(self._failed))] <= now:
+            del self._failed[first]
+        self._failed.pop(key, None)
+        self._failed[key] = now + _AVOIDED  # behind all others, so that the first one is over first
 
     def _parsed(self) -> list[Address]:
         with open(self._path, "rb") as file:
@@ -69,22 +85,23 @@ class NameServers:
 
 
 class Exchange:
-    """One question that is on its way. ``done``: called once, with the answer or None. ``watch``: has a socket's events handled by a
-    function, or by None no more."""
+    """One question that is on its way. ``asker``: the address that it comes from. ``done``: called once, with the answer or None.
+    ``watch``: has a socket's events handled by a function, or by None no more."""
 
     def __init__(
         self,
         query: dns.Query,
         servers: NameServers,
+        asker: bytes,
         watch: Callable[[socket.socket, int, Callable[[int], None] | None], None],
         done: Callable[[bytes | None], None],
         *,
         stream: bool,
         plain: bool,
     ) -> None:
-        self._query, self._servers, self._watch, self._done = query, servers, watch, done
+        self._query, self._servers, self._asker, self._watch, self._done = query, servers, asker, watch, done
         self._stream, self._plain = stream, plain
-        self._left: list[Address] = servers.in_order() * _ROUNDS
+        self._left: list[Address] = servers.in_order(asker) * _ROUNDS
         self._socket: socket.socket | None = None
         self._server: Address = ("", 0)
         self._number = 0
@@ -102,16 +119,16 @@ class Exchange:
             message = dns.forwarded(self._query, self._number, plain=self._plain)
             try:
                 self._ask(message)
-            except OSError:
-                self._servers.failed(self._server)
+            except OSError as error:
+                self._servers.failed(self._server, self._asker, error)
                 self._drop()
                 continue
             self.until = time.monotonic() + WAIT
             return
         self._done(self._last)
 
-    def late(self) -> None:
-        self._servers.failed(self._server)
+    def late(self, error: OSError | None = None) -> None:
+        self._servers.failed(self._server, self._asker, error)
         self.begin()
 
     def end(self) -> None:
@@ -137,8 +154,8 @@ class Exchange:
             raw = self._socket.recv(dns.MOST)
         except BlockingIOError:
             return
-        except OSError:  # it refuses, or cannot be reached
-            return self.late()
+        except OSError as error:  # it refuses, or cannot be reached
+            return self.late(error)
         self._take(raw)
 
     def _flow(self, events: int) -> None:
@@ -157,8 +174,8 @@ class Exchange:
                 raise OSError(errno.ECONNRESET, "closed")
         except BlockingIOError:
             return
-        except OSError:
-            return self.late()
+        except OSError as error:
+            return self.late(error)
         self._received += came
         length = 2 + int.from_bytes(self._received[:2], "big")
         if len(self._received) >= max(2, length):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.dns_peers import AAAA, ANY, AXFR, TXT, A, parsed, question
+from support.dns_peers import AAAA, ANY, AXFR, TXT, A, Upstream, parsed, question
 from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
 from support.requires import requires
 
@@ -114,6 +115,19 @@ def test_connections_that_say_nothing_are_closed_and_others_have_room(served, mo
     assert served.ask("one", stream=True).texts == [ONE]
 
 
+def test_a_question_has_a_bound(served):
+    for size, is_answered in ((1000, True), (1300, False)):
+        option = struct.pack("!HH", 12, size) + bytes(size)
+        raw = question("one", room=4096)[:-2] + len(option).to_bytes(2, "big") + option
+        if is_answered:
+            assert parsed(served.place.send(ONE, raw)).texts == parsed(served.place.send(ONE, raw, stream=True)).texts == [ONE]
+        else:
+            with pytest.raises(TimeoutError):
+                served.place.send(ONE, raw, wait=0.3)
+            with contextlib.suppress(ConnectionResetError):
+                assert not served.place.send(ONE, raw, stream=True)
+
+
 def test_a_connection_with_a_length_of_nothing_or_too_much_is_closed(served):
     for raw in (b"\0\0", b"\xff\xff" + bytes(99), b"\x00\x01x"):
         with served.place.client(ONE, stream=True) as opened:
@@ -154,6 +168,45 @@ def test_questions_on_their_way_have_a_bound_for_each(tmp_path, monkeypatch):
         served.upstream.raw = None
         served.upstream.has("a.example", PUBLIC)
         assert served.ask("a.example", source=OTHER).texts == [PUBLIC]
+
+
+def test_many_who_ask_for_silent_names_leave_others_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(name_server, "_MOST_PENDING", 12)
+    with serving(tmp_path) as served, contextlib.ExitStack() as opened:
+        silently = served.upstream.answer
+
+        def answer(raw: bytes, how: str) -> list[bytes]:
+            said = silently(raw, how)
+            return [] if b"silent" in raw else said
+
+        monkeypatch.setattr(served.upstream, "answer", answer)
+        served.place.lease(THIRD, "three")
+        served.place.lease(OTHER, "two")
+        served.upstream.has("a.example", PUBLIC)
+        one, other, third = (opened.enter_context(served.place.client(source)) for source in (ONE, OTHER, THIRD))
+        for number in range(40):
+            one.send(question(f"x{number}.silent", number=number))
+            third.send(question(f"y{number}.silent", number=number))
+        until = time.monotonic() + 5
+        while len(served.upstream.asked) < 12 and time.monotonic() < until:
+            time.sleep(0.01)
+        other.send(question("b.silent"))  # its own, which waits, too
+        assert [served.ask("a.example", source=OTHER).texts for _ in range(5)] == [[PUBLIC]] * 5
+        asked = [name[0] for name, *_ in served.upstream.asked]
+        assert asked.count("x") + asked.count("y") < 25  # who has his share has no more
+
+
+def test_silent_names_take_no_server_from_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("dockless.sandbox.network.upstreams.WAIT", 0.2)
+    with serving(tmp_path, servers=lambda port: "nameserver 127.0.0.1\nnameserver 127.0.0.2\n") as served:
+        second = Upstream("127.0.0.2", served.upstream.port)
+        with second.running():
+            served.place.lease(OTHER, "two")
+            served.upstream.raw = lambda raw: []
+            assert served.ask("a.silent").code == 3  # as the second one says
+            served.upstream.raw = None
+            served.upstream.has("inside.example", PUBLIC)  # the first server alone knows it
+            assert served.ask("inside.example", source=OTHER).texts == [PUBLIC]
 
 
 def test_who_asks_without_end_is_shut_out_for_a_while(served, monkeypatch):

@@ -72,6 +72,60 @@ def test_pointers_lead_back_and_never_round():
         dns.read_answer(head + struct.pack("!H", 0xC000 | at) + record, query)
 
 
+class Counted(bytes):
+    """A message that counts what of it is looked at, one byte or slice at a time."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        self.looked += 1
+        return super().__getitem__(at)
+
+
+def pointers(at: int, count: int, to: int) -> bytes:
+    """Each to the one before it, the first one to ``to``; ``at``: where they stand."""
+    return b"".join(struct.pack("!H", 0xC000 | (at + 2 * (number - 1) if number else to)) for number in range(count))
+
+
+def test_a_question_has_no_pointers():
+    begin = struct.pack("!6H", 7, 0x0100, 1, 0, 0, 2) + encoded("a") + b"\0\1\0\1"
+    chain = pointers(len(begin) + 11, 1900, 12)
+    data = b"\0" + struct.pack("!HHIH", 99, 1, 0, len(chain)) + chain
+    last = struct.pack("!H", 0xC000 | len(begin + data) - 2) + struct.pack("!HHIH", 99, 1, 0, 0)
+    raw = Counted(begin + data + last)
+    with pytest.raises(dns.Malformed):
+        dns.read_query(raw)
+    assert raw.looked < 20
+    with pytest.raises(dns.Malformed):
+        dns.read_query(begin[:-5] + b"\xc0\x0c" + begin[-4:])
+    with pytest.raises(dns.Malformed):
+        dns.read_query(begin + (b"\xc0\x0c" + struct.pack("!HHIH", 99, 1, 0, 0)) * 2)
+
+
+def test_a_question_has_two_records_behind_it_at_most():
+    signature = encoded("key") + struct.pack("!HHIH", 250, 255, 0, 3) + b"abc"
+    raw = question("a", room=1232)
+    assert dns.read_query(raw[:10] + b"\0\2" + raw[12:] + signature).room == 1232
+    with pytest.raises(dns.Malformed):
+        dns.read_query(raw[:10] + b"\0\3" + raw[12:] + signature * 2)
+
+
+def test_pointers_of_one_name_have_a_bound():
+    query = dns.read_query(question("a.b"))
+    head = struct.pack("!6H", 1, 0x8180, 1, 2, 0, 0) + query.question
+    for count, is_read in ((15, True), (16, False), (2000, False)):
+        chain = pointers(len(head) + 11, count, 12)
+        first = b"\0" + struct.pack("!HHIH", 99, 1, 60, len(chain)) + chain
+        last = struct.pack("!H", 0xC000 | len(head + first) - 2) + struct.pack("!HHIH", A, 1, 60, 4) + bytes(4)
+        raw = Counted(head + first + last)
+        if is_read:
+            assert dns.read_answer(raw, query).records[1].name == (b"a", b"b")
+        else:
+            with pytest.raises(dns.Malformed):
+                dns.read_answer(raw, query)
+        assert raw.looked < 60
+
+
 def test_a_name_of_more_than_255_bytes_is_refused():
     with pytest.raises(dns.Malformed):
         dns.read_query(question(".".join(["a" * 63] * 4)))
