@@ -133,8 +133,9 @@ def test_a_tcp_connection_ends_with_its_sandbox(world, version, forgotten):
     if forgotten:
         conntrack.forget(Host(world.host.namespace.fd, world.user), gone.addresses)
     place = world.start(MINE, 10, egress=CLOSED)
-    silent = "add table inet own; add chain inet own out { type filter hook output priority 0; }; add rule inet own out tcp flags & rst == rst drop"
-    place.run("nft", silent)  # its kernel knows no such connection, and would end it
+    # The next one's kernel knows no such connection, and would end it.
+    rule = "add rule inet own out tcp flags & rst == rst drop"
+    place.run("nft", f"add table inet own; add chain inet own out {{ type filter hook output priority 0; }}; {rule}")
     with place.socket(family_of(to[0]), socket.SOCK_RAW, socket.IPPROTO_TCP) as raw, served, listening:
         raw.settimeout(2)
         tries(raw, segment(version, gone.addresses[version == 6], to, (sent + 8 & 0xFFFFFFFF, received)), (to[0], 0))
