@@ -3,12 +3,13 @@ written."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, records, resolver, table
 from dockless.sandbox.network.asked import overlap
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
@@ -40,12 +41,23 @@ def write_all(host: Host, done: list[Request]) -> None:
     """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
     with records.lock(shared=False):
         networks = records.every()
-        for network in networks:
-            leases.sweep(host, network.name)
+        dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
         requests = table.requests_for(records.table_name(), networks, _living(host, networks))
         with host.nftables() as asking:
             nftables.carry_out(asking, requests)
+        _forget(host, dead)
     done += requests
+
+
+def forget_before(host: Host, taken: Sequence[Taken], whole: bool) -> None:
+    """Forget the connections of those who had the addresses of new leases, which the table has by now. ``whole``: what ``admit`` said;
+    False where nobody knows who they were. ``NetworkError``"""
+    _forget(host, [one.lease for one in taken if one.before is not None or not whole])
+    conntrack.forget(host, [address for one in taken for address in one.lease.addresses[1:] if not leases.is_chosen(address)])
+
+
+def _forget(host: Host, gone: Sequence[Lease]) -> None:
+    conntrack.forget(host, [address for lease in gone for address in lease.addresses])
 
 
 def _living(host: Host, networks: Sequence[Network]) -> list[Lease]:
@@ -76,6 +88,7 @@ def sweep() -> list[str]:
             if not dead and not living:
                 return []  # nobody has used them since the host was booted
             nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
+        _forget(host, dead)
     return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
 
 
@@ -90,6 +103,7 @@ def remove(name: str) -> None:
         if os.geteuid() != 0:  # all that a user has of one is its record
             return records.forget(name)
         resolver.stop(records.running(name))
+        dead = leases.read(name)
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)
         records.forget(name)
@@ -99,10 +113,11 @@ def remove(name: str) -> None:
         requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
         with host.nftables() as asking:
             nftables.carry_out(asking, requests)
+        _forget(host, dead)
 
 
 def expel(host: Host, gone: Sequence[Lease]) -> None:
-    """Take from the table what the leases of a sandbox that has ended had, and forget them."""
+    """Take from the table what the leases of a sandbox that has ended had, and forget them and their connections."""
     name = records.table_name()
     with records.lock(shared=True):
         requests: list[Request] = []
@@ -113,5 +128,7 @@ def expel(host: Host, gone: Sequence[Lease]) -> None:
                 nftables.carry_out(asking, requests)
         except NetworkError:
             pass  # the next start writes the whole table
+        with contextlib.suppress(NetworkError):
+            _forget(host, gone)
         for lease in gone:
             leases.release(lease)

@@ -124,7 +124,8 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[i
                 records.find(network.name)  # it may have been removed before we had the lock
                 found = _take(wanted, network, endpoint, serial, host)
                 making.callback(os.close, found.fd)
-                undo.callback(leases.release, found.lease)
+                if found.before is None:  # what the dead one left is for the next who wants the address
+                    undo.callback(leases.release, found.lease)
                 taken.append(found)
             made = tuple(one.lease for one in taken)
             # Before there is a link: of one that the table does not know nothing is checked.
@@ -132,6 +133,7 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[i
         undo.callback(admission.expel, host, made)
         if not whole:
             admission.write_all(host, done)
+        admission.forget_before(host, taken, whole)
         asking = making.enter_context(host.netlink(netlink.ROUTE))
         _wire(networks, made, into, host, asking, done)
         _configure(networks, made, into, routed, done)

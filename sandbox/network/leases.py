@@ -121,6 +121,11 @@ def at(subnet: IPv4Network | IPv6Network, offset: int, is_first: bool) -> Addres
     return subnet[offset] if is_first else subnet[offset + _CHOSEN]
 
 
+def is_chosen(address: str) -> bool:
+    """Whether dockless chose it, an address of a second subnet: then who has the one of the first subnet has it, and nobody else."""
+    return bool(int(ip_address(address)) & _CHOSEN)
+
+
 def _check_second(network: Network, asked: Address | None, host: Host) -> None:
     """``AddressTaken`` for an address of the second subnet, by which no file is named."""
     if asked is None:

@@ -14,7 +14,7 @@ packages=python3,uidmap,busybox-static,procps,iproute2,nftables,util-linux,mount
 # For the guest that systemd runs: its users' managers come through PAM, and their bus is asked for scopes.
 packages=$packages,systemd,systemd-sysv,libpam-systemd,dbus-user-session
 # Loaded by the initramfs, dependencies first. What the kernel has built in, or does not have at all, is passed over.
-modules="virtio_pci virtio_blk ext4 xfs quota_v2 overlay veth bridge nf_tables nf_nat nft_chain_nat nft_masq nft_nat nft_ct nft_meta_bridge nft_fib_inet nft_reject_inet nft_log nft_limit nf_log_syslog tun dummy loop"
+modules="virtio_pci virtio_blk ext4 xfs quota_v2 overlay veth bridge nf_tables nf_nat nft_chain_nat nft_masq nft_nat nft_ct nft_meta_bridge nft_fib_inet nft_reject_inet nft_log nft_limit nf_log_syslog nf_conntrack_netlink tun dummy loop"
 
 if [ -s "$out/root.img" ] && [ -s "$out/initrd" ] && [ -s "$out/vmlinuz" ]; then exit 0; fi
 
