@@ -3,6 +3,7 @@ twice, and those who live go on."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ MOST = 100
 
 def dying(how: str, number: int, when: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "support.dying_starter", how, str(number), when]
-    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False)
+    found = os.environ | {"PYTHONPATH": str(TESTS)}
+    return subprocess.run(command, env=found, capture_output=True, text=True, timeout=60, check=False)
 
 
 def living() -> list[leases.Lease]:
