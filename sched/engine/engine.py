@@ -49,7 +49,7 @@ from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.waiting.aside import Aside
 from dockless.sched.engine.waiting.regrouping import regroup
 from dockless.sched.engine.wants import waited_out
-from dockless.sched.jobs import NO_OPTIONS, State, sandbox_id
+from dockless.sched.jobs import NO_OPTIONS, JobOptions, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
@@ -233,16 +233,18 @@ class Engine:
         with contextlib.suppress(SchedError):  # a disk that is full keeps nobody from ending
             await self.write(lambda db: queue.note_shutdown(db, now))
 
-    async def back(self, entry: LiveJob, change: Change[Any]) -> None:
-        """The job waits again."""
+    async def back(self, entry: LiveJob, change: Change[Any], options: JobOptions | None = None) -> None:
+        """The job waits again. ``options``: that it has from then on, and not before: who looks meanwhile sees why its attempt ends."""
         if entry.gang is not None:
             await gang_ends.over(self, entry, change)
             return
         entry.silent = True
-        if entry.job.options.preempted_by or entry.job.options.requeue:
+        if options is None and (entry.job.options.preempted_by or entry.job.options.requeue):
             change = preempting.unmarked(entry, change)
         await self.write_surely(change)
         await self.take_down(entry)
+        if options is not None:
+            entry.show(options=options)
         self.active.pop(entry.job.id, None)
         processors.ended(self, entry.job.uid)
         entry.silent = False

@@ -122,8 +122,7 @@ async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any] | None,
         engine.left.append(left)
         entry.handle = None
     stopping.over(entry)
-    entry.show(options=options)
-    await engine.back(entry, change)
+    await engine.back(entry, change, options)
 
 
 async def not_started(engine: Engine, entry: LiveJob, reason: str, options: JobOptions) -> None:
@@ -135,5 +134,4 @@ async def not_started(engine: Engine, entry: LiveJob, reason: str, options: JobO
         queue.set_options(db, number, options, now, "requeue", reason)
 
     stopping.over(entry)
-    entry.show(options=options)
-    await engine.back(entry, change)
+    await engine.back(entry, change, options)
