@@ -43,9 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Whatever a shell starts in the background is deaf to Ctrl-C, what nohup(1) starts to SIGHUP, and so are their children: tests that
-    # interrupt something would wait.
+    # interrupt something would wait. The kernel also sends SIGHUP to a whole process group that nobody looks after any more, when something
+    # in it is stopped, as tests do to keepers: that ends no run. What is executed has the default again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, lambda *_: None)
     apart.mark()
     config.stash[TEMPORARY] = apart.own_temporary_directory()
     config.addinivalue_line("markers", "requires(*words): what the test needs of the machine; see tests/support/requires.py")
