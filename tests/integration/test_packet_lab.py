@@ -36,7 +36,7 @@ def test_the_lab(tmp_path):
     shown = dict(re.findall(r"^### (\d+)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE))
     assert hooks(shown["4"]) == ["bridge prerouting", "inet prerouting", "inet nat_prerouting", "inet forward", "inet nat_postrouting"]
     assert hooks(shown["5"]) == ["inet prerouting", "inet nat_prerouting", "inet forward", "inet nat_postrouting"]
-    assert hooks(shown["6"]) == ["inet nat_output", "inet nat_postrouting"]
+    assert hooks(shown["6"]) == ["inet nat_output", "inet output", "inet nat_postrouting"]
     assert hooks(shown["7"])[0] == "bridge prerouting" and "inet nat_output" not in hooks(shown["7"])
     for line in ("192.0.2.2 - - ", "10.112.0.1 - - "):
         assert f"\n{line}" in shown["6"], "whom the server logs"
