@@ -12,7 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from dockless.base import paths, records
@@ -283,8 +283,3 @@ def _read(fd: int) -> Lease | None:
         return records.read(Lease, loads(os.pread(fd, _MOST, 0)), "lease")
     except (BadInput, OSError, ValueError, RecursionError):
         return None
-
-
-def names_of(leases: Iterable[Lease]) -> set[str]:
-    """By which the others find them."""
-    return {name.lower() for lease in leases for name in lease.names}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.errors import BadInput, DocklessError, NetworkInUse, SandboxGone, Unsupported
-from dockless.sandbox.filters import has_labels
+from dockless.sandbox.filters import has_labels, is_named
 from dockless.sandbox.network import admission, leases, records
 from dockless.sandbox.network.asked import whose
 from dockless.sandbox.network.host import Host
@@ -91,13 +91,7 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
     """The networks by name, as ``volumes.chosen`` has volumes."""
     ids, texts, wanted = _ids(), tuple(names), tuple(labels)
     found = [_described(network, ids) for network in records.every()]
-    return [
-        one
-        for one in found
-        if (not texts or any(text in one.name for text in texts))
-        and has_labels(one.labels, wanted)
-        and dangling in (None, not one.sandboxes)
-    ]
+    return [one for one in found if is_named(one.name, texts) and has_labels(one.labels, wanted) and dangling in (None, not one.sandboxes)]
 
 
 def remove(name: str) -> None:

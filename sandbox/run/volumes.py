@@ -11,7 +11,7 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.errors import BadInput, SandboxGone, UnknownVolume, VolumeInUse
-from dockless.sandbox.filters import has_labels
+from dockless.sandbox.filters import has_labels, is_named
 from dockless.sandbox.names import check_id
 from dockless.sandbox.run import records
 from dockless.sandbox.run.box import everything
@@ -61,13 +61,7 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
     for name in _names():
         with contextlib.suppress(UnknownVolume):  # it was removed meanwhile
             found.append(_described(name, users))
-    return [
-        one
-        for one in found
-        if (not texts or any(text in one.name for text in texts))
-        and has_labels(one.labels, wanted)
-        and dangling in (None, not one.sandboxes)
-    ]
+    return [one for one in found if is_named(one.name, texts) and has_labels(one.labels, wanted) and dangling in (None, not one.sandboxes)]
 
 
 def remove(name: str) -> None:

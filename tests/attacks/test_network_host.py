@@ -8,10 +8,9 @@ import sys
 
 import pytest
 from support.boxes import until
-from support.networks import own_network
+from support.networks import own_network, starting
 from support.requires import requires
 
-import dockless
 from dockless import networks
 from dockless.errors import AddressTaken, Unsupported
 from dockless.sandbox.network import leases, records
@@ -52,15 +51,8 @@ def here(home):
 
 @pytest.fixture
 def start():
-    made = []
-
-    def start(*args, **options):
-        made.append(dockless.start(list(args), **options))
-        return made[-1]
-
-    yield start
-    for box in made:
-        box.inner.remove()
+    with starting() as start:
+        yield start
 
 
 def test_frames_that_a_bridge_hands_to_the_host_do_not_arrive(start):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from support.boxes import until
-from support.networks import links, own_network
+from support.networks import links, own_network, starting
 from support.requires import requires
 
 import dockless
@@ -42,15 +42,8 @@ def here(home):
 
 @pytest.fixture
 def start():
-    made = []
-
-    def start(*args, **options):
-        made.append(dockless.start(list(args), **options))
-        return made[-1]
-
-    yield start
-    for box in made:
-        box.inner.remove()
+    with starting() as start:
+        yield start
 
 
 def address(box, version=4):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import dockless
 from dockless.native.netns import NetworkNamespace
 from dockless.sandbox.network import host, netlink, rtnetlink
 
@@ -41,6 +43,20 @@ def own_network(*, forward: bool = True) -> Iterator[NetworkNamespace]:
         os.close(before)
         made.close()
         host._after_fork()  # a socket that it keeps is of the namespace that was
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[Callable[..., dockless.Sandbox]]:
+    """``dockless.start`` of these arguments; each sandbox is removed at the end."""
+    made: list[dockless.Sandbox] = []
+
+    def start(*args: str, **options: Any) -> dockless.Sandbox:
+        made.append(dockless.start(list(args), **options))
+        return made[-1]
+
+    yield start
+    for box in made:
+        box.inner.remove()
 
 
 def links() -> set[str]:
