@@ -18,6 +18,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from dockless.base import paths, records
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.json import dumps, loads
+from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
 from dockless.sandbox.network import netlink, rtnetlink
@@ -69,15 +70,24 @@ def of(directory: Path) -> list[Lease]:
 
 def alive(lease: Lease, host: Host | None = None) -> bool:
     """Whether its sandbox has it still. ``host``: where its link is."""
-    return bool((host or Host()).index_of(lease.link)) or _is_being_made(_path(lease))
+    return bool((host or Host()).index_of(lease.link)) or is_locked(_path(lease))
 
 
 def living(host: Host, network: str) -> list[Lease]:
     """Those of a network that are alive."""
+    return _parted(host, network)[0]
+
+
+def _parted(host: Host, network: str) -> tuple[list[Lease], list[Lease]]:
+    """Those that are alive, and the dead ones."""
     import socket
 
+    parts: tuple[list[Lease], list[Lease]] = ([], [])
     with host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        return [lease for lease in read(network) if index_of(asking, lease.link) or _is_being_made(_path(lease))]
+        for lease in read(network):
+            lives = index_of(asking, lease.link) or is_locked(_path(lease))
+            parts[0 if lives else 1].append(lease)
+    return parts
 
 
 def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], str], Lease], host: Host) -> Taken:
@@ -140,26 +150,22 @@ def _check_second(network: Network, asked: Address | None, host: Host) -> None:
 
 def release(lease: Lease) -> None:
     """Forget one: its sandbox has ended, or never began."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _read(fd) == lease:  # nobody has taken it over
-                os.unlink(_path(lease))
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
+    _if_it_is(lease, lambda fd: os.unlink(_path(lease)))
 
 
 def rename(lease: Lease, sandbox: Path, names: tuple[str, ...]) -> None:
-    """Write down that the sandbox which has it is found elsewhere, and by other names. Not where somebody else has it meanwhile."""
+    """Write down that the sandbox which has it is found elsewhere, and by other names."""
+    _if_it_is(lease, lambda fd: _write(fd, replace(lease, sandbox=str(sandbox), names=names)))
+
+
+def _if_it_is(lease: Lease, do: Callable[[int], None]) -> None:
+    """Do it to the file of a lease, unless somebody has taken the address over, or is just doing so."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError):
         fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _read(fd) == lease:
-                _write(fd, replace(lease, sandbox=str(sandbox), names=names))
+                do(fd)
         finally:
             os.close(fd)
 
@@ -171,8 +177,7 @@ def _write(fd: int, lease: Lease) -> None:
 
 def sweep(host: Host, network: str) -> list[Lease]:
     """Forget the dead ones of a network: which they were."""
-    lives = {lease.link for lease in living(host, network)}
-    dead = [lease for lease in read(network) if lease.link not in lives]
+    dead = _parted(host, network)[1]
     for lease in dead:
         release(lease)
     return dead
@@ -259,12 +264,6 @@ def _take_one(lease: Lease, host: Host) -> Taken | None:
     finally:
         if not kept:
             os.close(fd)
-
-
-def _is_being_made(path: Path) -> bool:
-    from dockless.base.locks import is_locked
-
-    return is_locked(path)
 
 
 def _parsed(path: Path) -> Lease | None:

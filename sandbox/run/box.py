@@ -439,7 +439,9 @@ class Box:
             hint = "start it again with this version"
             raise Unsupported(f"sandbox {self.id} was started by an earlier version and cannot be entered", subject=self.id, hint=hint)
         named, keeper = self.present, self.pid
-        return Entrance(named.id, named.directory, self._plan(), known.identity, known.cgroup, keeper, partial(named._pidfd, keeper), named._gone)
+        return Entrance(
+            named.id, named.directory, self._plan(), known.identity, known.cgroup, keeper, partial(named._pidfd, keeper), named._gone
+        )
 
     def _plan(self) -> Plan:
         try:

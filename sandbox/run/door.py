@@ -23,7 +23,7 @@ from dockless.base.typing import TypeVar
 from dockless.base.waits import readable
 from dockless.cgroups import Cgroup
 from dockless.cgroups.usage import parse_flat
-from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
+from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError, SandboxGone
 from dockless.sandbox.enter import Entry, compile_look, compile_way, same_way, with_command
 from dockless.sandbox.plan.builder import NEW_NS
 from dockless.sandbox.plan.plan import (
@@ -61,8 +61,8 @@ _MOMENT = 1.0
 @dataclass(frozen=True, slots=True)
 class Entrance:
     """A sandbox that can be entered. ``plan``, ``identity``: what it was started with. ``group``: the path of its cgroup, empty for none.
-    ``pidfd``: a new pidfd of its keeper, or ``SandboxGone``. ``gone``: the error when it has ended. ``ways``: what was compiled for those who
-    entered before."""
+    ``pidfd``: a new pidfd of its keeper, or ``SandboxGone``. ``gone``: the error when it has ended. ``ways``: what was compiled for those
+    who entered before."""
 
     id: str
     directory: Path

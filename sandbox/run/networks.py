@@ -99,8 +99,7 @@ def remove(name: str) -> None:
     start again before there is such a network."""
     try:
         if there := by_pasta(records.find(name)):
-            count = "1 sandbox is" if len(there) == 1 else f"{len(there)} sandboxes are"
-            raise NetworkInUse(f"{count} on network {name}", subject=name)
+            raise admission.in_use(name, len(there))
         admission.remove(name)
     except NetworkInUse as error:
         if hint := what_ends_them(name):

@@ -134,21 +134,10 @@ def _now() -> float:
 
 
 def _remove(options: Namespace) -> int:
-    from dockless.cli.output import each, out, print_json
+    from dockless.cli.output import each_named
     from dockless.sandbox.run.named_pools import remove
 
-    done: list[str] = []
-
-    def gone(name: str) -> None:
-        remove(name)
-        done.append(name)
-
-    code = each(options.names, gone, as_json=options.json)
-    if options.json:
-        print_json(done)
-    elif not options.quiet:
-        out(*done)
-    return code
+    return each_named(options.names, remove, as_json=options.json, quiet=options.quiet)
 
 
 # -- run --pool
