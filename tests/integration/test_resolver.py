@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.dns_peers import AAAA, HTTPS, PTR, TXT, Place, Upstream, parsed, question, received
-from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
+from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving
 from support.requires import requires
 
 from dockless.base import records
@@ -22,11 +22,6 @@ from dockless.sandbox.network.model import Network
 from dockless.sandbox.network.residents import Residents, Watches, packed
 
 pytestmark = requires("root", "netns")
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon(monkeypatch)
 
 
 @pytest.fixture
