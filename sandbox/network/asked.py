@@ -56,7 +56,12 @@ def reaches_host(spec: Asked) -> bool:
     """Whether the host's own address is of use to it."""
     if spec.network != "private":
         return spec.network == "host" and spec.profile != "untrusted"
-    return spec.egress.host if spec.egress is not None else spec.profile != "untrusted"
+    return what_may_leave(spec).host
+
+
+def what_may_leave(spec: Asked) -> Egress:
+    """Its rules, on whatever network it is: everything where it has none, with the profile untrusted not to the host."""
+    return spec.egress if spec.egress is not None else Egress(host=spec.profile != "untrusted")
 
 
 def check_network(spec: Asked) -> None:

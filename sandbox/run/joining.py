@@ -10,8 +10,8 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
-from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.network.asked import CONTAINER, check_routed, what_may_leave
+from dockless.sandbox.network.model import Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     from dockless.sandbox.network.attach import Wanted
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
+    return Wanted(spec.endpoints, names, directory, spec.ports, what_may_leave(spec), owner or os.geteuid())
 
 
 def rename_leases(box: Box) -> None:

@@ -31,6 +31,7 @@ while True:
     c.sendall(c.getpeername()[0].encode())
     c.close()
 """
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 CALL = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 2); print(s.recv(100).decode())"
 
 
@@ -142,6 +143,16 @@ def test_a_sandbox_joins_and_leaves_while_it_runs(start):
     assert box.exec("cat", "/proc/net/route").stdout.count(b"eth0") == 2
     networks.disconnect("mine", box)
     assert b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+
+
+def test_one_that_began_without_a_network_has_the_same_rules_before_and_after_its_next_start(start):
+    gateway = networks.create("mine", subnets=["10.20.0.0/24"]).gateways[0]
+    box = start("sleep", "1000")
+    networks.connect("mine", box)
+    with socket.create_server((gateway, 8097)):
+        assert box.exec("python3", "-c", CONNECT, gateway, "8097").exit_code == 0
+        box.restart(grace=0)
+        assert box.exec("python3", "-c", CONNECT, gateway, "8097").exit_code == 0
 
 
 def routes(box):
