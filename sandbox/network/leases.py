@@ -68,6 +68,12 @@ def of(directory: Path) -> list[Lease]:
     return sorted(found, key=lambda lease: lease.serial)
 
 
+def of_name(sandbox: str) -> list[Lease]:
+    """Those of the sandbox that has this id now, as far as they are alive, in the order of its endpoints."""
+    found = [lease for known in networks.every() for lease in read(known.name) if os.path.basename(lease.sandbox) == sandbox]
+    return sorted(filter(alive, found), key=lambda lease: lease.serial)
+
+
 def alive(lease: Lease, host: Host | None = None) -> bool:
     """Whether its sandbox has it still. ``host``: where its link is."""
     return bool((host or Host()).index_of(lease.link)) or is_locked(_path(lease))

@@ -12,7 +12,6 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
 from dockless.sandbox.network.asked import CONTAINER, check_routed, what_may_leave
 from dockless.sandbox.network.model import Lease
-from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.attach import Wanted
@@ -84,12 +83,12 @@ def rename_leases(box: Box) -> None:
 
 
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
-    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.box import find
 
-    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
-    if place is None:
+    box = find(name)
+    if box is None:
         raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
-    return namespaces_of(Box(name, place), opened)
+    return namespaces_of(box, opened)
 
 
 def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:

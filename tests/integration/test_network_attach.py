@@ -235,6 +235,13 @@ def test_another_sandboxs_network(start):
         start("sleep", "1000", network="container:nobody")
 
 
+def test_who_has_the_network_of_one_in_the_foreground_asks_its_server_for_names(start):
+    (gateway, *_) = networks.create("mine").gateways
+    with dockless.Sandbox(["sleep", "1000"], id="front", network="mine"):
+        second = start("sleep", "1000", network="container:front")
+        assert f"nameserver {gateway}" in second.exec("cat", "/etc/resolv.conf").stdout.decode()
+
+
 def test_a_neighbours_name_is_asked_for_in_its_own_network_first(start):
     networks.create("mine")
     first = start("sleep", "1000", id="first", network="mine")
