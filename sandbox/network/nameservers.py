@@ -83,7 +83,7 @@ def _networks(spec: Asked) -> list[Network]:
 
 def _of(networks: Sequence[Network], egress: Egress | None) -> Sequence[str]:
     asked = next((network for network in networks if has_resolver(network, egress)), None)
-    if asked is None and os.geteuid() != 0 and egress is not None and not (egress.host and egress.allow is None):
+    if asked is None and os.geteuid() != 0 and egress is not None and egress.is_limited:
         asked = networks[0]  # pasta asks for it whom it may not reach itself
     if asked is None:
         return reachable()
