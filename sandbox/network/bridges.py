@@ -24,7 +24,9 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
     netlink.carry_out(asking, [new], known=_THERE)
     index = index_of(asking, network.bridge)
     if not index:
-        raise NetworkError(f"the bridge {network.bridge} of network {network.name} is gone again", subject=network.name, hint="try again")
+        raise NetworkError(
+            f"the bridge {network.bridge} of network {network.name} was removed just now", subject=network.name, hint="try again"
+        )
     sysctls.refuse_routers(network.bridge)
     rest = making(network, index)[1:]
     netlink.carry_out(asking, rest)

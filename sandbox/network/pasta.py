@@ -185,7 +185,7 @@ def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) 
         own = asked.pop(subnet.version, None)
         if own is not None and (own not in subnet or str(own) == gateway or own in (subnet.network_address, subnet.broadcast_address)):
             hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
-            raise BadInput(f"{own} is no address for a sandbox on network {network.name}", subject="network", hint=hint)
+            raise BadInput(f"no sandbox can have the address {own} on network {network.name}", subject="network", hint=hint)
         if subnet.version in versions:
             found.append(Address(f"{own or ip_address(gateway) + 1}/{subnet.prefixlen}", gateway))
     if asked:
@@ -203,7 +203,7 @@ def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
 
 
 def arguments(pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int]) -> list[str]:
-    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
+    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a DNS server; what the sandbox asks at its gateway
     goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP."""
     words = [pasta.path, "--foreground", "--quiet", "--no-dhcp", "--no-dhcpv6", "--no-ra"]
     words += ["--no-map-gw"] if "--no-map-gw" in pasta.options else ["--map-host-loopback", "none"]

@@ -91,7 +91,7 @@ def test_an_address_that_is_asked_for(start):
     assert "02:00:00:00:00:77" in box.exec("cat", "/sys/class/net/eth0/address").stdout.decode()
     for asked, error, words in (
         ("mine:ip=10.20.0.77", AddressTaken, "is taken"), ("mine:ip6=fd00:20::77", AddressTaken, "is taken"),
-        ("mine:ip=10.20.0.1", BadInput, "is none for a sandbox"), ("mine:ip=10.21.0.5", BadInput, "is none for a sandbox"),
+        ("mine:ip=10.20.0.1", BadInput, "no sandbox can have"), ("mine:ip=10.21.0.5", BadInput, "no sandbox can have"),
         ("other", UnknownNetwork, "no network other"),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
