@@ -8,7 +8,8 @@
         wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
         configure     inside: loopback, addresses, routes
 
-Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
+At its end links, addresses and routes go with the namespace, whatever ended it. What is left, elements of the table and connections, goes
+by ``release``, or when the next one wants the address. docs/networks.md
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
 whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
-there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is
-dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
+there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and no address is held by a
+sandbox that has ended. What it left is taken over by the next one that wants the address (``take``), or removed (``sweep``). flock(2)
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ def of(directory: Path) -> list[Lease]:
     number = os.stat(directory).st_ino
     found = [lease for known in networks.every() for lease in read(known.name) if lease.inode == number]
     return sorted(found, key=lambda lease: lease.serial)
+
+
+def of_name(sandbox: str) -> list[Lease]:
+    """Those of the sandbox that has this id now, as far as they are alive, in the order of its endpoints."""
+    found = [lease for known in networks.every() for lease in read(known.name) if os.path.basename(lease.sandbox) == sandbox]
+    return sorted(filter(alive, found), key=lambda lease: lease.serial)
 
 
 def alive(lease: Lease, host: Host | None = None) -> bool:
@@ -206,7 +212,7 @@ def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
         reserved = subnet is not None and address in (subnet.network_address, subnet.broadcast_address)
         if subnet is None or reserved or str(address) in network.gateways:
             hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
-            raise BadInput(f"address {address} is none for a sandbox of network {network.name}", subject="ip", hint=hint)
+            raise BadInput(f"no sandbox can have the address {address} on network {network.name}", subject="ip", hint=hint)
         found[address.version] = address
     return found
 

@@ -18,14 +18,14 @@ _ALLOWED = {"no": (), "ipv4": (4,), "both": (4, 6)}
 
 
 def forwards(version: int) -> bool:
-    """Whether this host sends packets on from one link to another."""
+    """Whether this host forwards packets from one link to another."""
     with contextlib.suppress(OSError):
         return _file(FORWARDING[version]).read_text().strip() != "0"
     return False
 
 
 def need_forwarding(networks: Sequence[Network]) -> None:
-    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError``
+    """Of networks that lead out: see to it that the host forwards packets, if the setting ``networks.forward`` says so. ``NetworkError``
     where it does not for IPv4; where it does not for IPv6, that is left out."""
     leading = {ip_network(subnet).version for network in networks if not network.internal for subnet in network.subnets}
     missing = [version for version in sorted(leading) if not forwards(version)]
@@ -39,7 +39,7 @@ def need_forwarding(networks: Sequence[Network]) -> None:
         elif version == 4:
             name = next(network.name for network in networks if not network.internal)
             hint = f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
-            why = f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0"
+            why = f"network {name} leads out, and this host does not forward packets: {FORWARDING[4]} is 0"
             raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
 
 

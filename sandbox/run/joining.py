@@ -10,9 +10,8 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
-from dockless.sandbox.network.model import Egress, Lease
-from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
+from dockless.sandbox.network.asked import CONTAINER, check_routed, what_may_leave
+from dockless.sandbox.network.model import Lease
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.attach import Wanted
@@ -66,7 +65,7 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     from dockless.sandbox.network.attach import Wanted
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
+    return Wanted(spec.endpoints, names, directory, spec.ports, what_may_leave(spec), owner or os.geteuid())
 
 
 def rename_leases(box: Box) -> None:
@@ -84,12 +83,12 @@ def rename_leases(box: Box) -> None:
 
 
 def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
-    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.box import find
 
-    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
-    if place is None:
+    box = find(name)
+    if box is None:
         raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
-    return namespaces_of(Box(name, place), opened)
+    return namespaces_of(box, opened)
 
 
 def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:

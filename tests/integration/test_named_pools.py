@@ -189,7 +189,9 @@ def test_a_terminal_of_its_own(tmp_path: Path):
         done = shell("tty", "tty; exit 3")
         assert done.returncode == 3 and "/dev/" in done.stdout
     with pool("plain", ref):
-        assert (no := shell("plain", "true", "-t")).returncode == 125 and "--tty is not as the pool plain was made with" in no.stderr
+        assert (
+            no := shell("plain", "true", "-t")
+        ).returncode == 125 and "--tty differs from what the pool plain was made with" in no.stderr
 
 
 # -- the pool

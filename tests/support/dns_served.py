@@ -35,7 +35,6 @@ class Served:
     allowed: list[tuple[str, list[str], int]] = field(default_factory=list)
     ruled: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    dead: list[Lease] = field(default_factory=list)
     refuses: bool = False
 
     def allow(self, lease: Lease, rules: Sequence[Rule], addresses: Sequence[str], seconds: int) -> None:
@@ -63,9 +62,7 @@ def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "na
         resolv = NameServers(str(directory / "resolv.conf"), upstream.port)
         running = os.open(directory, os.O_RDONLY)
         elsewhere = Elsewhere(running, directory / "home", "web", asking, watches)
-        server = NameServer(
-            made.network, residents, elsewhere, watches, resolv, allow=known.allow, say=known.lines.append, swept=known.dead.extend
-        )
+        server = NameServer(made.network, residents, elsewhere, watches, resolv, allow=known.allow, say=known.lines.append)
         with contextlib.ExitStack() as opened:
             patched = opened.enter_context(pytest.MonkeyPatch.context())
             for name, seconds in (("LINGER", 0.1), ("_LIFE", 0.05), ("_TICK", 0.02)):

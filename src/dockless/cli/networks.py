@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import confirmed, each, each_named, names_done, out, print_json, table, warn
+from dockless.cli.output import confirmed, each_named, names_done, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
-from dockless.cli.template import format_option, show
+from dockless.cli.template import format_option, inspected, show
 from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
@@ -133,13 +133,7 @@ def _on(network: NetworkInfo) -> str:
 def _inspect(options: Namespace) -> int:
     from dockless.sandbox.run.networks import get
 
-    found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_row(get(name))), as_json=options.json)
-    if options.format:
-        show(options.format, found)
-    else:
-        print_json(found, indent=None if options.json else 2)
-    return code
+    return inspected(options, lambda name: _row(get(name)))
 
 
 def _remove(options: Namespace) -> int:

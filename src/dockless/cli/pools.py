@@ -150,7 +150,7 @@ def taken(options: Namespace) -> Taken[Any]:
 
     for name, hint in _OF_A_START.items():
         if getattr(options, name):
-            raise BadInput(f"--{name} goes with no --pool", subject=f"--{name}", hint=hint)
+            raise BadInput(f"--{name} cannot be given with --pool", subject=f"--{name}", hint=hint)
     pool = NamedPool(options.pool)
     if options.image or options.command is not None:
         image, _ = image_and_command(options)
@@ -215,4 +215,4 @@ def _check_options(options: Namespace, pool: NamedPool) -> None:
 
 def _refuse(flag: str, pool: str) -> NoReturn:
     hint = f"leave {flag} out, or make another pool with it: dockless pool create NAME {flag} …"
-    raise BadInput(f"{flag} is not as the pool {pool} was made with", subject=flag, hint=hint)
+    raise BadInput(f"{flag} differs from what the pool {pool} was made with", subject=flag, hint=hint)

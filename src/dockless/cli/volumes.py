@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import age, confirmed, each, each_named, out, print_json, table
+from dockless.cli.output import age, confirmed, each_named, out, print_json, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.template import format_option, show
+from dockless.cli.template import format_option, inspected, show
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
@@ -92,13 +92,7 @@ def _list(options: Namespace) -> int:
 def _inspect(options: Namespace) -> int:
     from dockless.sandbox.run.volumes import get
 
-    found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_row(get(name))), as_json=options.json)
-    if options.format:
-        show(options.format, found)
-    else:
-        print_json(found, indent=None if options.json else 2)
-    return code
+    return inspected(options, lambda name: _row(get(name)))
 
 
 def _remove(options: Namespace) -> int:
