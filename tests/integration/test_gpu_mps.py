@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from support import driver_roots, glibc_images
 from support.boxes import load, until
-from support.passable import passable
 from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
@@ -157,15 +156,8 @@ def test_a_driver_that_lacks_it(image, simulation, home):
         process.end()
 
 
-@pytest.fixture
-def passed(home):
-    """Its way is open, as that to /run/dockless."""
-    with passable(home):
-        yield
-
-
 @requires("root")
-def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids, passed):
+def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids, passable):
     users = [pwd.getpwnam(name).pw_uid for name in ("daemon", "bin")]
     jobs = [as_user(uid, daemon.socket.parent, lambda queue: submit(queue, image))[1] for uid in users]
     with daemon.client() as queue:

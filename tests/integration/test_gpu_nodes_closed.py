@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.passable import passable
 from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
@@ -110,18 +109,17 @@ def given(there: Sequence[DeviceNode], groups: tuple[int, ...] = ()) -> tuple[st
     return outcome[1]
 
 
-def test_a_user_is_told_why_and_what_to_do(tmp_path):
-    with passable(tmp_path):
-        (folder := tmp_path / "open").mkdir()
-        there = made(folder, 0o666)
-        assert given(there) == ("", "2 GPUs; every user may open their nodes without a lease (docs/security.md says how to close them)")
-        (folder := tmp_path / "closed").mkdir()
-        there = made(folder, 0o600)
-        assert given(there) == (
-            f"GPU node {there[0].source}: nobody inside could open it for 'rw'",
-            "its nodes are closed on this host: `dockless submit` asks root's daemon for GPUs",
-        )
-        assert given([there[3], there[4]])[0] == "", "nothing that CUDA needs"
+def test_a_user_is_told_why_and_what_to_do(tmp_path, passable):
+    (folder := tmp_path / "open").mkdir()
+    there = made(folder, 0o666)
+    assert given(there) == ("", "2 GPUs; every user may open their nodes without a lease (docs/security.md says how to close them)")
+    (folder := tmp_path / "closed").mkdir()
+    there = made(folder, 0o600)
+    assert given(there) == (
+        f"GPU node {there[0].source}: nobody inside could open it for 'rw'",
+        "its nodes are closed on this host: `dockless submit` asks root's daemon for GPUs",
+    )
+    assert given([there[3], there[4]])[0] == "", "nothing that CUDA needs"
     of_graphics = DeviceNode("/dev/dri/renderD128", there[0].source, 1, 3)
     assert given([of_graphics])[0] == "" and gpu_nodes.closed([of_graphics]) == []
     assert doctor._opened("2 GPUs", there) == ("ok", "2 GPUs; their nodes are closed: users get them by leases of root's daemon", "")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from support.boxes import load
 from support.desk import ANN, BEN, play
-from support.passable import passable
 from support.requires import requires
 from support.stand_in import until
 
@@ -94,14 +93,8 @@ def test_a_directory_that_took_its_place_is_not_believed(shared):
     assert mps_places.place(name) is None
 
 
-@pytest.fixture
-def passed(tmp_path):
-    with passable(tmp_path):
-        yield
-
-
 @requires("root")
-def test_a_user_who_is_no_root_believes_her_own_alone(tmp_path, passed, monkeypatch):
+def test_a_user_who_is_no_root_believes_her_own_alone(tmp_path, passable, monkeypatch):
     """A79. Nor does she remove another's."""
     name = f"mps-g{'0' * 12}-1-01234567"
     home = tmp_path / "u"
