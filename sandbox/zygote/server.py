@@ -93,6 +93,11 @@ class _Seat(WaitingSandbox):
         self._exit = self.process.wait()
 
     @property
+    def there(self) -> bool:
+        """Whether its process, or the zygote, has said something."""
+        return readable(self.channel.fileno(), 0)
+
+    @property
     def sound(self) -> bool:
         """Whether its process still waits."""
         return self.alive and not readable(self.status, 0) and not readable(self.channel.fileno(), 0)
@@ -126,7 +131,8 @@ class _Seats(Pool):
         while not self._closed and len(self._waiting) < self.size:
             while len(self._begun) < _AHEAD:
                 self._begun.append(self.begin())
-            if len(self._entering) < min(_AHEAD, self.size - len(self._waiting)):
+            one_there = bool(self._entering) and self._entering[0].there
+            if not one_there and len(self._waiting) + len(self._entering) < self.size:
                 box = self._begun.popleft()
                 with _ended_on_error(box):
                     box.take(self._node)
