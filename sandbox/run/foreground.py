@@ -57,6 +57,9 @@ class ForegroundSandbox:
     """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. ``leased``: the lease of its
     GPUs, where there is one already. Entering starts it; leaving ends it and removes all of it."""
 
+    has_door = True
+    """Whether others may enter it."""
+
     def __init__(
         self,
         spec: Spec,
@@ -189,7 +192,7 @@ class ForegroundSandbox:
             raise taken(self.id)
         probe()  # before anything is made that a process would be needed to remove
         try:
-            place = self._claim(lambda: occupy(directory, opened, kept=False))
+            place = self._claim(lambda: occupy(directory, opened, kept=False, door=self.has_door))
         except Unwritable:
             if not image.is_host:
                 raise
