@@ -23,14 +23,15 @@ _BUS = """<busconfig><type>system</type><listen>unix:path={socket}</listen><auth
 
 
 class Manager:
-    """One that runs. ``do`` has a program of its kind ask it something."""
+    """One that runs. ``do`` has a program of its kind ask it something; ``words`` is that program."""
 
     def __init__(self, started: subprocess.Popen[bytes], words: Sequence[str], env: dict[str, str]) -> None:
-        self.started, self._words, self._env = started, words, env
+        self.started, self._env = started, env
+        self.words = [*words]
 
     def do(self, *argv: str, check: bool = True) -> str:
         ran = subprocess.run(
-            ["nsenter", f"--mount=/proc/{self.started.pid}/ns/mnt", *self._words, *argv],
+            ["nsenter", f"--mount=/proc/{self.started.pid}/ns/mnt", *self.words, *argv],
             env=os.environ | self._env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ran.returncode == 0 or not check, ran.stderr + ran.stdout
