@@ -224,7 +224,7 @@ def networks(scene: Scene, effort: Effort) -> Table:
     """What a network adds to a start, what passes through it, and how many it holds."""
     from benchmarks.networks import networks as measure
 
-    return measure(scene, max(8, effort.slow_starts), effort.at_once // 2, max(2, effort.slow_starts // 8))
+    return measure(scene, max(8, effort.slow_starts), effort.at_once // 2, max(3, effort.slow_starts // 8))
 
 
 def many(scene: Scene, effort: Effort) -> Table:

@@ -32,9 +32,9 @@ ATTACH, RELEASE = "of a start: namespace, lease, table, links, addresses, routes
 Once = Callable[[], float]
 
 
-def networks(scene: Scene, rounds: int, count: int, seconds: int) -> Table:
+def networks(scene: Scene, rounds: int, count: int, passes: int) -> Table:
     """Wanted: a bridge adds at most 2 ms to a start, and at most 1.2 to one of a sandbox that waits. ``count``: sandboxes on one bridge;
-    ``seconds``: about, for each way that packets take."""
+    ``passes``: over each way that packets take."""
     table = Table("networks", f"Networks: starts of `true` (medians of {rounds} in turns, milliseconds), and what passes through")
     if os.geteuid():
         table.notes.append("bridges are root's: nothing to measure for an ordinary user")
@@ -54,7 +54,7 @@ def networks(scene: Scene, rounds: int, count: int, seconds: int) -> Table:
                 table.notes.append(f"{name} {found.version}")
                 commands |= {f"{name} {network}": found.start(network) for network in ("none", "bridge")}
         _starts(table, scene, rounds, commands)
-        through(table, scene, outside, engine, max(3, seconds))
+        through(table, scene, outside, engine, passes)
         _many(table, count)
     return table
 

@@ -28,6 +28,7 @@ _SUBSYSTEM = 10
 _FAMILIES = {1: "inet", 2: "ip", 10: "ip6"}
 _INPUT, _FORWARD = 1, 2
 _TABLE, _NAME, _HOOK, _POLICY, _USE, _KIND = 1, 3, 4, 5, 6, 7
+_TOLD = (_TABLE, _NAME, _HOOK, _POLICY, _USE)
 _RULE_CHAIN, _EXPRESSIONS = 2, 4
 _SET_NAME, _KEY_TYPE = 2, 4
 _LINK_TYPE = 41
@@ -39,15 +40,13 @@ _NOTE = "passes"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """``hook``: where the kernel calls it, 0 for nowhere of interest; ``drops``: whatever no rule of it decides. ``count``: of its rules,
-    and of what leads to it."""
+    """One that the kernel calls. ``hook``: where; ``drops``: whatever no rule of it decides."""
 
     family: str
     table: str
     name: str
     hook: int
     drops: bool
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def barriers(host: Host, networks: Sequence[Network]) -> list[Barrier]:
     if not wanted:
         return []
     with host.netlink(netlink.NETFILTER) as asking:
-        return _found(asking, host, _chains(asking), wanted) if _are_others(asking) else []
+        return _found(asking, host, _of_others(asking), wanted) if _are_others(asking) else []
 
 
 def warnings(host: Host, networks: Sequence[Network]) -> tuple[str, ...]:
@@ -88,10 +87,10 @@ def warnings(host: Host, networks: Sequence[Network]) -> tuple[str, ...]:
         with host.nftables() as asking:
             if not _are_others(asking):
                 return ()
-            chains = _chains(asking)
-            state = f"{zlib.crc32(repr(chains).encode()):08x}"
+            known = _of_others(asking)
+            state = _state(known)
             unknown = [network for network in wanted if _passed(network) != state]
-            found = _found(asking, host, chains, unknown) if unknown else []
+            found = _found(asking, host, known, unknown) if unknown else []
             for network in unknown:
                 if not any(barrier.network == network.name for barrier in found):
                     write_atomic(records.running(network.name) / _NOTE, state.encode())
@@ -108,9 +107,9 @@ def _passed(network: Network) -> str:
         return ""
 
 
-def _found(asking: socket.socket, host: Host, chains: Sequence[Chain], wanted: Sequence[Network]) -> list[Barrier]:
+def _found(asking: socket.socket, host: Host, known: Known, wanted: Sequence[Network]) -> list[Barrier]:
     found: list[Barrier] = []
-    closed = [chain for chain in chains if chain.hook and (chain.drops or _ends_closed(asking, chain))]
+    closed = [chain for chain in _judged(known) if chain.drops or _ends_closed(asking, chain)]
     for table in dict.fromkeys((chain.family, chain.table) for chain in closed):
         of_table = [chain for chain in closed if (chain.family, chain.table) == table]
         named = _links_named(asking, *table)
@@ -150,18 +149,32 @@ def _are_others(asking: socket.socket) -> bool:
     return any(b"\0dockless" not in answer for answer in netlink.dump(asking, _request(_GETTABLE, 0, b"", "nft list tables")))
 
 
-def _chains(asking: socket.socket) -> list[Chain]:
-    """Of others, all that they have for IP."""
+Known = list[tuple[int, dict[int, bytes]]]
+"""The family of each chain, and what the kernel says of it."""
+
+
+def _of_others(asking: socket.socket) -> Known:
+    """All their chains for IP."""
+    answers = netlink.dump(asking, _request(_GETCHAIN, 0, b"", "nft list chains"))
+    return [(answer[0], attributes_of(answer, 4)) for answer in answers if answer[0] in _FAMILIES and b"\0dockless" not in answer]
+
+
+def _state(known: Known) -> str:
+    """Another one when a chain or a rule has come or gone. What rules have counted is not in it."""
+    found = 0
+    for family, of in known:
+        for kind in _TOLD:
+            found = zlib.crc32(of.get(kind, b""), found + family)
+    return f"{found:08x}"
+
+
+def _judged(known: Known) -> list[Chain]:
+    """Those that the kernel calls for what comes in, or is sent on."""
     chains = []
-    for answer in netlink.dump(asking, _request(_GETCHAIN, 0, b"", "nft list chains")):
-        if b"\0dockless" in answer or answer[0] not in _FAMILIES:
-            continue
-        found = attributes_of(answer, 4)
-        hook = int.from_bytes(attributes_of(found.get(_HOOK, b"")).get(1, b""), "big")
-        judged = hook if hook in (_INPUT, _FORWARD) and _text(found.get(_KIND)) == "filter" else 0
-        count = int.from_bytes(found.get(_USE, b""), "big")
-        family, table, name = _FAMILIES[answer[0]], _text(found.get(_TABLE)), _text(found.get(_NAME))
-        chains.append(Chain(family, table, name, judged, found.get(_POLICY) == _DROP, count))
+    for family, of in known:
+        hook = int.from_bytes(attributes_of(of.get(_HOOK, b"")).get(1, b""), "big")
+        if hook in (_INPUT, _FORWARD) and _text(of.get(_KIND)) == "filter":
+            chains.append(Chain(_FAMILIES[family], _text(of.get(_TABLE)), _text(of.get(_NAME)), hook, of.get(_POLICY) == _DROP))
     return chains
 
 
