@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.boxes import until
-from support.nets import OUTSIDE, Service, reach
+from support.nets import OUTSIDE, Place, Service, reach
 from support.networks import beside_the_world, own_network, starting
 from support.requires import check, requires
 
@@ -127,6 +127,31 @@ def reach_here(to, port):
 def nft_without_counters():
     """All there is: of ours nothing is left."""
     return re.sub(r"packets \d+ bytes \d+", "", nft("list", "ruleset"))
+
+
+def test_a_container_of_docker_is_reached_by_its_published_port_alone(world, start):
+    """What is typed lets out what leads to the world, and goes past none of Docker's own rules."""
+    load(DOCKER)
+    container = Place()
+    try:
+        made = ("link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0", "link set docker0 up")
+        pair = f"link add theirs master docker0 type veth peer name eth0 netns /proc/self/fd/{container.namespace.fd}"
+        for command in (*made, pair, "link set theirs up"):
+            subprocess.run(["ip", *command.split()], check=True, pass_fds=[container.namespace.fd])
+        for number in (2, 3):  # Docker's table knows the first of them
+            container.run("ip", "address", "add", f"172.17.0.{number}/16", "dev", "eth0")
+        for command in ("link set eth0 up", "route add default via 172.17.0.1"):
+            container.run("ip", *command.split())
+        box = start("sleep", "1000", network="bridge")
+        open_as_told(box.warnings)
+        with Service(container, 80), Service(world, 443):
+            assert calls(box, OUTSIDE[0], 443) and calls(box, "192.0.2.1", 8080)
+            assert not calls(box, "172.17.0.2", 80, 1.0) and not calls(box, "172.17.0.3", 80, 1.0)
+            assert reach(world, "192.0.2.1", 8080) == reach(container, OUTSIDE[0], 443) == "open"
+            nft("insert", "rule", "ip", "filter", "DOCKER-USER", "iifname", records.find("bridge").bridge, "accept")
+            assert calls(box, "172.17.0.3", 80)  # so the command says where to
+    finally:
+        container.close()
 
 
 def test_neighbours_where_bridges_call_iptables(world, start):
