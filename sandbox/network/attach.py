@@ -26,7 +26,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
-from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network import admission, barriers, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of, leads_out
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
@@ -49,13 +49,15 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Attached:
     """``network``, ``user``: descriptors of its network namespace and of the user namespace that this belongs to, -1 for ours. ``held``:
-    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order."""
+    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order. ``warnings``: of tables
+    of others that stop what it sends."""
 
     network: int
     user: int
     leases: tuple[Lease, ...]
     held: tuple[int, ...]
     requests: tuple[Request, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
@@ -68,7 +70,11 @@ def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
     done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
     netlink.carry_out(namespace.route, done)
     made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(), done)
-    return Attached(namespace.fd, user, made, held, tuple(done))
+    return Attached(namespace.fd, user, made, held, tuple(done), _warnings(made))
+
+
+def _warnings(made: Sequence[Lease]) -> tuple[str, ...]:
+    return barriers.warnings(Host(), [records.find(lease.network) for lease in made])
 
 
 def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease]) -> tuple[Lease, ...]:

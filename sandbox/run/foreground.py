@@ -131,6 +131,7 @@ class ForegroundSandbox:
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
             ready = start.ready
             self._planned(ready)
+            self.warnings += start.warnings
             with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)

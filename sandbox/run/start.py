@@ -76,6 +76,11 @@ class StartInputs:
     group: Cgroup | None = None
     joined: JoinedNetwork | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of its networks."""
+        return self.joined.warnings if self.joined is not None else ()
+
 
 def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False, door: bool = True) -> Place | None:
     """Make a sandbox's directory and lock it: None, with nothing changed, where there is one. ``removed``: by its keeper. ``door``: whether
