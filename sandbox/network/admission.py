@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, own_host, records, resolver, table
 from dockless.sandbox.network.asked import overlap
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
@@ -77,8 +77,7 @@ def sweep() -> list[str]:
     names. ``NetworkError``, ``Unwritable``"""
     if not records.every():
         return []
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
         with host.nftables() as asking:
@@ -94,15 +93,14 @@ def sweep() -> list[str]:
 
 def remove(name: str) -> None:
     """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         network = records.find(name)
         if lives := leases.living(host, name):
             count = "1 sandbox is" if len(lives) == 1 else f"{len(lives)} sandboxes are"
             raise NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
-        if os.geteuid() != 0:  # all that a user has of one is its record
-            return records.forget(name)
         resolver.stop(records.running(name))
+        if os.geteuid() != 0 and host.netns < 0:  # nobody of hers is on one: all that there is of it is its record
+            return records.forget(name)
         dead = leases.read(name)
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)

@@ -25,7 +25,7 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
     index = index_of(asking, network.bridge)
     if not index:
         raise NetworkError(f"the bridge {network.bridge} of network {network.name} is gone again", subject=network.name, hint="try again")
-    sysctls.refuse_routers(network.bridge)
+    sysctls.refuse_routers(network.bridge, host)
     rest = making(network, index)[1:]
     netlink.carry_out(asking, rest)
     done += [new, *rest]

@@ -20,7 +20,7 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.json import dumps, loads
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import netlink, own_host, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -69,7 +69,10 @@ def of(directory: Path) -> list[Lease]:
 
 def alive(lease: Lease, host: Host | None = None) -> bool:
     """Whether its sandbox has it still. ``host``: where its link is."""
-    return bool((host or Host()).index_of(lease.link)) or _is_being_made(_path(lease))
+    if host is None:
+        with own_host.looking() as found:
+            return alive(lease, found)
+    return bool(host.index_of(lease.link)) or _is_being_made(_path(lease))
 
 
 def living(host: Host, network: str) -> list[Lease]:

@@ -11,7 +11,7 @@ from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
 from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
-from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.network.model import DEFAULT, Egress, Lease
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
         return None
     if spec.network.startswith(CONTAINER):
         return _of_another(spec.network.removeprefix(CONTAINER), opened)
+    if os.geteuid() != 0 and any(endpoint.network != DEFAULT for endpoint in spec.endpoints):
+        from dockless.sandbox.run import own_networks
+
+        own = own_networks.connect(wanted(spec, directory, owner), ready.resolved, opened)
+        return JoinedNetwork(own.network, own.user, own.held, own.leases)
     user = ready.user_namespace(opened)
     if os.geteuid() != 0:
         from dockless.sandbox.run.pasta import connect

@@ -10,9 +10,8 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.errors import BadInput, DocklessError, NetworkInUse, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels, is_named
-from dockless.sandbox.network import admission, leases, records
+from dockless.sandbox.network import admission, leases, own_host, records
 from dockless.sandbox.network.asked import whose
-from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
@@ -65,10 +64,7 @@ def create(
     isolated: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> NetworkInfo:
-    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``, ``Unsupported`` without root."""
-    if os.geteuid() != 0:
-        hint = f"run it as root; sandboxes of an ordinary user have --network {DEFAULT}"
-        raise Unsupported(f"network {name[:64]} needs root", subject="network", hint=hint)
+    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``"""
     made = records.create(
         name,
         subnets=tuple(subnets),
@@ -110,9 +106,10 @@ def remove(name: str) -> None:
 
 def leased() -> Leased:
     found: dict[int, list[Lease]] = {}
-    for network in records.every():
-        for lease in leases.living(Host(), network.name):
-            found.setdefault(lease.inode, []).append(lease)
+    with own_host.looking() as host:
+        for network in records.every():
+            for lease in leases.living(host, network.name):
+                found.setdefault(lease.inode, []).append(lease)
     return {inode: sorted(those, key=lambda lease: lease.serial) for inode, those in found.items()}
 
 
@@ -242,7 +239,8 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
     """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
-    on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
+    with own_host.looking() as host:
+        on_it = [lease for lease in leases.living(host, network.name) if ids.get(lease.inode) != _ENDED]
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     attached += tuple(OnNetwork(one.id, one.addresses, "", (), one.ports) for one in by_pasta(network))
     return NetworkInfo(

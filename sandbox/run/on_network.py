@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.network import leases
+from dockless.sandbox.network import leases, own_host
 from dockless.sandbox.network.asked import CONTAINER
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Network, Port
+from dockless.sandbox.network.model import DEFAULT, Network, Port
 from dockless.sandbox.run.box import Box, everything, find
 from dockless.sandbox.run.places import WAITS
 
@@ -37,7 +37,8 @@ def by_pasta(network: Network) -> list[ByPasta]:
     for box in _running():
         with contextlib.suppress(SandboxGone):
             spec = box.spec
-            for endpoint in (one for one in spec.endpoints if one.network == network.name):
+            alone = all(one.network == DEFAULT for one in spec.endpoints)
+            for endpoint in (one for one in spec.endpoints if alone and one.network == network.name):
                 has: tuple[pasta.Address, ...] = ()
                 with contextlib.suppress(BadInput, OSError):  # of a network of this name that was removed
                     has = pasta.addresses_of(network, endpoint, pasta.way_out(Host()).versions)
@@ -51,7 +52,8 @@ def what_ends_them(network: str) -> str:
     stop: list[str] = []
     joined: list[str] = []
     jobs: list[str] = []
-    has = leases.living(Host(), network)
+    with own_host.looking() as host:
+        has = leases.living(host, network)
     numbers = {lease.inode for lease in has}
     names = {os.path.basename(lease.sandbox) for lease in has}
     for box in _running():

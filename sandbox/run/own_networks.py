@@ -1,0 +1,132 @@
+"""A sandbox of an ordinary user on networks that she made: bridges in a network namespace of hers, network/own_host.py.
+
+::
+
+    her user namespace, in which nothing runs
+        network namespace    bridges, the table, out0: a pasta(1) for all
+        below it: the user namespace of a sandbox
+            network namespace    eth0, the other end of a port of a bridge; out0: a pasta of its own where it publishes ports
+
+Who is in the upper user namespace has rights in both network namespaces, and can put a pair of links into them. A sandbox has rights below
+alone. As root it all is the same with the host's own network namespace: network/attach.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+
+from dockless.base import idmaps, paths
+from dockless.base.dataclass import dataclass, replace
+from dockless.errors import BadInput, NetworkError, Unsupported
+from dockless.native import start_apart
+from dockless.native.userns import namespace_below, own_namespace
+from dockless.sandbox.network import netlink, own_host, pasta, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network.attach import Wanted, attach_to, namespace_of
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.network.own_host import OwnHost
+from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.run.pasta import lead_out, publish
+
+_NAME = "the networks of a user"
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """As ``joining.JoinedNetwork``."""
+
+    network: int
+    user: int
+    held: tuple[int, ...]
+    leases: tuple[Lease, ...]
+
+
+def connect(wanted: Wanted, resolved: Resolved, opened: contextlib.ExitStack) -> Connected:
+    """Make the network namespace of a sandbox and connect it. Errors: those of ``attach.attach`` and of ``pasta.connect``."""
+    if wanted.egress.log:
+        raise Unsupported("without root the kernel does not log what is refused", subject="log_denied", hint="run it as root, or leave it out")
+    networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
+    if wanted.ports and networks[0].internal:
+        hint = "name another network first, or publish nothing"
+        raise BadInput(f"network {networks[0].name} is internal: nothing leads into it", subject="ports", hint=hint)
+    assert resolved.idmap is not None
+    held: tuple[int, ...] = ()
+    routed: tuple[int, ...] = ()
+    own = ensure(opened, leads_out=not wanted.ports and not all(network.internal for network in networks))
+    user = namespace_below(own.host.user, resolved.idmap, idmaps.default_map())
+    opened.callback(os.close, user)
+    namespace = namespace_of(user)
+    opened.callback(namespace.close)
+    netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
+    if wanted.ports:
+        published = publish(wanted, resolved, namespace, user, opened)
+        held, routed = (published.leash,), published.versions
+    of_host = () if wanted.egress.host else tuple(pasta.own_addresses(Host()))
+    made = attach_to(replace(wanted, ports=(), of_host=of_host), namespace, user, (), own.host, routed=routed)
+    try:
+        own_host.tell(own.connection, os.stat(wanted.directory).st_ino, namespace.fd, user)
+    except OSError as error:
+        raise _gone(error) from error
+    return Connected(namespace.fd, user, (*held, own.connection.fileno()), made.leases)
+
+
+def ensure(opened: contextlib.ExitStack, *, leads_out: bool) -> OwnHost:
+    """Where her networks are, made where it is not; it lasts until ``opened`` is closed, or as long as a copy of its connection is open.
+    ``leads_out``: it has a way out. Errors: ``NetworkError``, ``Unsupported``, ``Unwritable``, ``IdMapError``, ``LaunchFailed``"""
+    with contextlib.ExitStack() as held:
+        with paths.writing("the lock of a user's networks", own_host.place()):
+            path = paths.make(own_host.place()) / own_host.LOCK
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            own = own_host.connected(opened) or _made(opened)
+            if leads_out and not own.host.index_of(pasta.OUT):
+                _lead_out(own)
+        except OSError as error:
+            raise _gone(error) from error
+        return own
+
+
+def _made(opened: contextlib.ExitStack) -> OwnHost:
+    for network in records.every():  # one that has not noticed yet that its links are gone
+        resolver.stop(records.running(network.name))
+    with contextlib.ExitStack() as ours:
+        user = own_namespace(idmaps.default_map())
+        ours.callback(os.close, user)
+        namespace = namespace_of(user)
+        ours.callback(namespace.close)
+        netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
+        sysctls.forward_alone((), Host(namespace.fd, user))
+        listening = ours.enter_context(own_host.bound())
+        first = own_host.connecting(opened)  # before the holder begins: it ends when nobody is there
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        ours.callback(os.close, null)
+        fds = {own_host.NULL_FD: null, 1: null, 2: null, own_host.LISTENING_FD: listening.fileno()}
+        fds |= {own_host.NETWORK_FD: namespace.fd, own_host.USER_FD: user}
+        if not sys.executable:
+            hint = "start the sandbox from a program whose sys.executable is Python, or by the command line"
+            raise NetworkError("which Python could hold this user's networks is not known", subject="network", hint=hint)
+        start_apart(sys.executable, own_host.command(sys.executable), fds)
+    return own_host.answered(first, opened)
+
+
+def _lead_out(own: OwnHost) -> None:
+    program, way = pasta.installed(), pasta.way_out(Host())
+    if not way.versions:
+        return
+    with own.host.netlink(netlink.ROUTE) as route:
+        leash = lead_out(program, way, (), own.host.netns, route, own.host.user, _NAME, Egress())
+    try:
+        own_host.keep(own.connection, leash)
+    finally:
+        os.close(leash)
+    sysctls.forward_alone(way.versions, own.host)
+
+
+def _gone(error: OSError) -> NetworkError:
+    hint = "look at the limits of this host: processes, open files, memory"
+    return NetworkError(f"cannot hold this user's networks: {error.strerror}", subject="network", hint=hint)
