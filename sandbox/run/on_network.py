@@ -34,11 +34,12 @@ def by_pasta(network: Network) -> list[ByPasta]:
     from dockless.sandbox.network import pasta
 
     found: list[ByPasta] = []
-    for box in _running():
-        with contextlib.suppress(SandboxGone):
+    for box in _running() if network.name == DEFAULT else ():
+        with contextlib.suppress(SandboxGone, OSError):
             spec = box.spec
-            alone = all(one.network == DEFAULT for one in spec.endpoints)
-            for endpoint in (one for one in spec.endpoints if alone and one.network == network.name):
+            if any(leases.alive(lease) for lease in leases.of(box.directory)):
+                continue  # it is on others besides, or was
+            for endpoint in (one for one in spec.endpoints if one.network == network.name):
                 has: tuple[pasta.Address, ...] = ()
                 with contextlib.suppress(BadInput, OSError):  # of a network of this name that was removed
                     has = pasta.addresses_of(network, endpoint, pasta.way_out(Host()).versions)

@@ -16,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import sys
 
 from dockless.base import idmaps, paths
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.native import start_apart
 from dockless.native.userns import namespace_below, own_namespace
@@ -64,13 +66,43 @@ def connect(wanted: Wanted, resolved: Resolved, opened: contextlib.ExitStack) ->
     if wanted.ports:
         published = publish(wanted, resolved, namespace, user, opened)
         held, routed = (published.leash,), published.versions
-    of_host = () if wanted.egress.host else tuple(pasta.own_addresses(Host()))
-    made = attach_to(replace(wanted, ports=(), of_host=of_host), namespace, user, (), own.host, routed=routed)
+    made = attach_to(_with_host(wanted), namespace, user, (), own.host, routed=routed)
+    tell(own.connection.fileno(), wanted.directory, namespace.fd, user)
+    return Connected(namespace.fd, user, (own.connection.fileno(), *held), made.leases)
+
+
+def joining(wanted: Wanted, opened: contextlib.ExitStack) -> tuple[Wanted, Host]:
+    """What a sandbox that runs asks for of further networks, and where these are. Errors: as ``ensure``, and ``UnknownNetwork``."""
+    networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
+    own = ensure(opened, leads_out=not all(network.internal for network in networks))
+    return _with_host(wanted), own.host
+
+
+def _with_host(wanted: Wanted) -> Wanted:
+    """Rules of the table know the addresses of the namespace in which the bridges are; the host's are named to them."""
+    return replace(wanted, ports=(), of_host=() if wanted.egress.host else tuple(pasta.own_addresses(Host())))
+
+
+def tell(connection: int, directory: Path, network: int, user: int) -> None:
+    """Let others of her sandboxes find the namespaces of the one whose directory this is. ``NetworkError``"""
     try:
-        own_host.tell(own.connection, os.stat(wanted.directory).st_ino, namespace.fd, user)
+        with socket.socket(fileno=os.dup(connection)) as asking:
+            own_host.tell(asking, os.stat(directory).st_ino, network, user)
     except OSError as error:
         raise _gone(error) from error
-    return Connected(namespace.fd, user, (*held, own.connection.fileno()), made.leases)
+
+
+def namespaces_of(directory: Path, opened: contextlib.ExitStack) -> tuple[int, int, tuple[int]] | None:
+    """Of a sandbox that is on networks which she made: its network namespace, its user namespace and the connection by which the bridges
+    stay, closed with ``opened``; None for any other one. ``NetworkError``"""
+    own = own_host.connected(opened)
+    if own is None:
+        return None
+    try:
+        found = own_host.find(own.connection, os.stat(directory).st_ino, opened)
+    except OSError as error:
+        raise _gone(error) from error
+    return (*found, (own.connection.fileno(),)) if found is not None else None
 
 
 def ensure(opened: contextlib.ExitStack, *, leads_out: bool) -> OwnHost:
