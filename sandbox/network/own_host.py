@@ -32,7 +32,7 @@ from dockless.sandbox.network.host import Host
 SOCKET, LOCK = ".holder", ".holder.lock"
 NULL_FD, LISTENING_FD, NETWORK_FD, USER_FD = 0, 3, 4, 5
 _CODE = "import sys; sys.path += sys.argv[1:]\nfrom dockless.sandbox.network.own_host import main\nmain()"
-_HERE, _MINE, _FIND, _KEEP, _FOUND, _NONE = b"here", b"mine %d", b"find %d", b"keep", b"found", b"none"
+_HERE, _MINE, _TOLD, _FIND, _KEEP, _FOUND, _NONE = b"here", b"mine %d", b"told", b"find %d", b"keep", b"found", b"none"
 _ANSWERS_WITHIN = 10.0
 """Seconds."""
 _MOST = 64
@@ -97,7 +97,10 @@ def looking() -> Iterator[Host]:
 
 def tell(connection: socket.socket, inode: int, network: int, user: int) -> None:
     """Say which namespaces the sandbox has whose directory has that number, and whose keeper gets the connection. ``OSError``"""
+    connection.settimeout(_ANSWERS_WITHIN)
     socket.send_fds(connection, [_MINE % inode], [network, user])
+    if connection.recv(_MOST) != _TOLD:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
 
 def find(connection: socket.socket, inode: int, opened: contextlib.ExitStack) -> tuple[int, int] | None:
@@ -215,15 +218,18 @@ class Holder:
             return True
         if word == b"mine" and number.isdigit() and len(fds) == 2 and not client.fds:
             client.inode, client.fds = int(number), fds
-            return True
+            return self._say(client, _TOLD, [])
         for fd in fds:
             os.close(fd)
         return word == b"find" and number.isdigit() and self._answer(client, int(number))
 
     def _answer(self, client: _Client, inode: int) -> bool:
         found = next((one for one in self._clients.values() if one.fds and one.inode == inode), None)
+        return self._say(client, _FOUND, found.fds) if found is not None else self._say(client, _NONE, [])
+
+    def _say(self, client: _Client, said: bytes, fds: list[int]) -> bool:
         try:
-            socket.send_fds(client.connection, [_FOUND if found is not None else _NONE], found.fds if found is not None else [])
+            socket.send_fds(client.connection, [said], fds)
         except OSError:
             return False
         return True

@@ -18,14 +18,15 @@ import fcntl
 import os
 import socket
 import sys
+from functools import cache
 
 from dockless.base import idmaps, paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.path import Path
-from dockless.errors import BadInput, NetworkError, Unsupported
+from dockless.errors import BadInput, DocklessError, NetworkError, Unsupported
 from dockless.native import start_apart
 from dockless.native.userns import namespace_below, own_namespace
-from dockless.sandbox.network import netlink, own_host, pasta, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network import netlink, nftables, own_host, pasta, records, resolver, rtnetlink, sysctls, table
 from dockless.sandbox.network.attach import Wanted, attach_to, namespace_of
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Egress, Lease
@@ -144,6 +145,26 @@ def _made(opened: contextlib.ExitStack) -> OwnHost:
             raise NetworkError("which Python could hold this user's networks is not known", subject="network", hint=hint)
         start_apart(sys.executable, own_host.command(sys.executable), fds)
     return own_host.answered(first, opened)
+
+
+@cache
+def why_none() -> str:
+    """Why an ordinary user cannot have networks of her own here; empty where she can. Tried in namespaces that are gone at once."""
+    try:
+        with contextlib.ExitStack() as ours:
+            user = own_namespace(idmaps.default_map())
+            ours.callback(os.close, user)
+            namespace = namespace_of(user)
+            ours.callback(namespace.close)
+            host = Host(namespace.fd, user)
+            if not host.can_bridge():
+                return "this kernel, or a container around this process, has no bridges"
+            with host.nftables() as asking:
+                nftables.carry_out(asking, table.requests_for(records.table_name(), (), ()))
+            os.close(namespace_below(user, idmaps.default_map(), idmaps.default_map()))
+    except (DocklessError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _lead_out(own: OwnHost) -> None:

@@ -58,7 +58,8 @@ def test_here_on_an_internal_one(home):
         until(lambda: ":1F40 " in one.exec("cat", "/proc/net/tcp", text=True).stdout, "it listens")
         two.exec("python3", "-c", "import socket; socket.create_connection(('db', 8000), 5)", check=True)
         one.wait()
-        assert one.logs().decode().strip() == networks.get("inner").sandboxes[0].addresses[0]
+        (left,) = networks.get("inner").sandboxes
+        assert (left.id, left.addresses[0]) == ("two", "".join(map(str, one.logs())).strip())
         assert two.exec("cat", "/proc/self/uid_map", text=True).stdout.split()[:2] == ["0", "0"]
     finally:
         for box in (one, two):
