@@ -78,11 +78,6 @@ class IdMap:
         missing = [gid for gid in gids if self.inside_gid(gid) is None]
         return IdMap(self.uids, (*self.gids, *(Range(first + n, gid, 1) for n, gid in enumerate(missing))), self.single)
 
-    def within(self, parent: IdMap) -> IdMap:
-        """The same map for a user namespace below one that has the map ``parent``, in whose numbers it is written. ``IdMapError`` for ids
-        that the parent has not."""
-        return IdMap(_within(self.uids, parent.uids), _within(self.gids, parent.gids), self.single)
-
     def uid_text(self) -> str:
         """As written to /proc/PID/uid_map."""
         return _text(self.uids)
@@ -338,21 +333,6 @@ def _outside(ranges: tuple[Range, ...], number: int) -> int | None:
         if r.inside <= number < r.inside + r.count:
             return r.outside + number - r.inside
     return None
-
-
-def _within(ranges: tuple[Range, ...], parent: tuple[Range, ...]) -> tuple[Range, ...]:
-    found: list[Range] = []
-    for r in ranges:
-        at, left = r.outside, r.count
-        while left:
-            above = next((one for one in parent if one.outside <= at < one.outside + one.count), None)
-            if above is None:
-                hint = f"it has the ids of {SUBUID} and {SUBGID} as they were at its first sandbox: end those that run on networks"
-                raise IdMapError(f"host id {at} is not in the user namespace of this user's networks", subject=str(at), hint=hint)
-            count = min(left, above.outside + above.count - at)
-            found.append(Range(r.inside + r.count - left, above.inside + at - above.outside, count))
-            at, left = at + count, left - count
-    return tuple(found)
 
 
 def _text(ranges: tuple[Range, ...]) -> str:

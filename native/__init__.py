@@ -215,11 +215,6 @@ def start_apart(path: str, arguments: Sequence[str], fds: Mapping[int, int]) -> 
         raise OSError(-error, os.strerror(-error), path)
 
 
-def userns_below(parent: int, uid_map: str, gid_map: str) -> int:
-    """A descriptor of a new user namespace whose parent is another one. The maps are in the parent's numbers. ``OSError``"""
-    return _check(_lib().shim_userns_below(parent, uid_map.encode(), gid_map.encode()), "clone3")
-
-
 def door(path: str) -> int:
     """A socket for requests to enter a sandbox, bound at ``path``: for slot 15 of its keeper. unix(7)"""
     return _check(_lib().shim_door(os.fsencode(path)), "bind")

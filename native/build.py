@@ -22,7 +22,6 @@ ffi.cdef(
     int shim_netns(int userns, int *netns);
     int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
     int shim_setting_in(int userns, int netns, const char *path, int flags);
-    int shim_userns_below(int parent, const char *uid_map, const char *gid_map);
     int shim_launcher_memfd(void);
     int shim_agent_memfd(void);
     int shim_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);

@@ -21,9 +21,8 @@ int shim_extend(const char *path, int keeper, uint64_t ns);
 int shim_netns(int userns, int *netns);
 int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
 
-/* netns.c: a file of /proc/sys/net as it is in that namespace; a user namespace whose parent is another one, with these maps in the parent's numbers. */
+/* netns.c: a file of /proc/sys/net as it is in that namespace. */
 int shim_setting_in(int userns, int netns, const char *path, int flags);
-int shim_userns_below(int parent, const char *uid_map, const char *gid_map);
 
 /* shim.c */
 int shim_launcher_memfd(void);

@@ -74,19 +74,6 @@ def own_namespace(idmap: IdMap) -> int:
     return fd
 
 
-def namespace_below(parent: int, idmap: IdMap, of_parent: IdMap) -> int:
-    """A descriptor of a new user namespace with this map whose parent is another one, of which ``of_parent`` is the map: who has rights in
-    the parent has them in it, and not the other way round. The caller closes it. ``IdMapError``"""
-    from dockless import native
-
-    within = idmap.within(of_parent)
-    try:
-        return native.userns_below(parent, within.uid_text(), within.gid_text())
-    except OSError as error:
-        what = f"cannot make a user namespace below that of the networks: {error.strerror}"
-        raise IdMapError(what, subject="user namespace", hint=_why(error)) from error
-
-
 def _identity(fd: int) -> tuple[int, int] | None:
     """Device and inode of a descriptor, None if it is closed: someone who closes all descriptors must not make us use another's."""
     try:

@@ -87,8 +87,8 @@ def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease], hos
 
 
 def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease], host: Host) -> None:
-    """Take a sandbox that runs off a network. ``network``, ``user``, ``host``: as for ``connect``; ``left``: what it has besides, by which it finds
-    a way out where it has none any more. ``NetworkError``"""
+    """Take a sandbox that runs off a network. ``network``, ``user``, ``host``: as for ``connect``; ``left``: what it has besides, by which
+    it finds a way out where it has none any more. ``NetworkError``"""
     with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
         with host.netlink(netlink.ROUTE) as asking:
             netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
@@ -120,9 +120,7 @@ def _routed(route: socket.socket) -> set[int]:
     return {version for version in (4, 6) if leads_out(route, version)}
 
 
-def _connect(
-    wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], done: list[Request], host: Host
-) -> tuple[Lease, ...]:
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], done: list[Request], host: Host) -> tuple[Lease, ...]:
     networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
     sysctls.need_forwarding(networks, host)
     first = max((lease.serial for lease in known), default=-1) + 1
@@ -213,9 +211,7 @@ def _wire(
             sysctls.lead_from_loopback(network.bridge)
 
 
-def _configure(
-    networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request], host: Host
-) -> None:
+def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request], host: Host) -> None:
     """``routed``: the kinds of addresses for which there is a way out already."""
     for network, lease in zip(networks, made, strict=True):
         _carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed, host), done)

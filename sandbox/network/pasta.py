@@ -23,7 +23,7 @@ from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import netlink, rtnetlink
 from dockless.sandbox.network.host import Host, leads_out
-from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Network, Port, is_name
+from dockless.sandbox.network.model import Egress, Endpoint, Network, Port, is_name
 from dockless.sandbox.network.netlink import Request
 from dockless.sandbox.network.rtnetlink import Subnet
 
@@ -211,8 +211,8 @@ def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
 def arguments(
     pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int], link: str = LINK
 ) -> list[str]:
-    """The command line. ``link``: the name of the one that it makes. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
-    goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP."""
+    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
+    goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP. ``link``: the name of the one that it makes."""
     words = [pasta.path, "--foreground", "--quiet", "--no-dhcp", "--no-dhcpv6", "--no-ra"]
     words += ["--no-map-gw"] if "--no-map-gw" in pasta.options else ["--map-host-loopback", "none"]
     words += ["--map-guest-addr", "none"] if "--map-guest-addr" in pasta.options else []
@@ -238,9 +238,7 @@ def _published(port: Port) -> str:
     return f"{port.address}/{outside}:{inside}" if port.address else f"{outside}:{inside}"
 
 
-def settings(
-    index: int, addresses: Sequence[Address], mac: str, egress: Egress, own: Sequence[str], link: str = LINK
-) -> list[Request]:
+def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress, own: Sequence[str], link: str = LINK) -> list[Request]:
     """What is set up inside when pasta has made its link, of that ``index``. ``own``: the host's addresses."""
     requests = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
     if not addresses:

@@ -24,6 +24,7 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
+from io import FileIO
 
 from dockless.base import paths, records, signal
 from dockless.base.json import dumps, loads
@@ -213,7 +214,7 @@ def _serve(network: Network, table: str, home: Path) -> None:
         datagrams, connections = (socket.socket(fileno=_FIRST_FD + 2 * number + each) for each in (0, 1))
         server.add(datagrams, connections)
     if stat.S_ISFIFO(os.fstat(_LIFE_FD).st_mode):  # the namespace that our sockets are in is nobody's any more
-        server.watch(open(_LIFE_FD, "rb", buffering=0), select.EPOLLIN, lambda events: os._exit(0))
+        server.watch(FileIO(_LIFE_FD), select.EPOLLIN, lambda events: os._exit(0))
     while True:
         server.run()
         fcntl.flock(_LOCK_FD, fcntl.LOCK_UN)

@@ -40,12 +40,11 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
         return None
     if spec.network.startswith(CONTAINER):
         return _of_another(spec.network.removeprefix(CONTAINER), directory, opened)
+    user = ready.user_namespace(opened)
     if os.geteuid() != 0 and any(endpoint.network != DEFAULT for endpoint in spec.endpoints):
         from dockless.sandbox.run import own_networks
 
-        own = own_networks.connect(wanted(spec, directory, owner), ready.resolved, opened)
-        return JoinedNetwork(own.network, own.user, own.held, own.leases)
-    user = ready.user_namespace(opened)
+        return own_networks.connect(wanted(spec, directory, owner), ready.resolved, user, opened)
     if os.geteuid() != 0:
         from dockless.sandbox.run.pasta import connect
 
@@ -113,7 +112,7 @@ def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
         from dockless.sandbox.run.own_networks import namespaces_of as of_own
 
         if (own := of_own(box.directory, opened)) is not None:
-            return JoinedNetwork(*own)
+            return own
     try:
         pidfd = hold(init)
         opened.callback(os.close, pidfd)

@@ -2,13 +2,13 @@
 
 ::
 
-    her user namespace, in which nothing runs
+    a user namespace of hers, in which nothing of hers runs
         network namespace    bridges, the table, out0: a pasta(1) for all
-        below it: the user namespace of a sandbox
-            network namespace    eth0, the other end of a port of a bridge; out0: a pasta of its own where it publishes ports
+    the user namespace of a sandbox
+        network namespace    eth0, the other end of a port of a bridge; out0: a pasta of its own where it publishes ports
 
-Who is in the upper user namespace has rights in both network namespaces, and can put a pair of links into them. A sandbox has rights below
-alone. As root it all is the same with the host's own network namespace: network/attach.py.
+Both user namespaces are hers: processes of hers outside may put a pair of links into the two network namespaces. A sandbox has rights in
+its own alone. As root it all is the same with the host's own network namespace: network/attach.py.
 """
 
 from __future__ import annotations
@@ -21,46 +21,37 @@ import sys
 from functools import cache
 
 from dockless.base import idmaps, paths
-from dockless.base.dataclass import dataclass, replace
+from dockless.base.dataclass import replace
 from dockless.base.path import Path
 from dockless.errors import BadInput, DocklessError, NetworkError, Unsupported
 from dockless.native import start_apart
-from dockless.native.userns import namespace_below, own_namespace
+from dockless.native.userns import own_namespace
 from dockless.sandbox.network import netlink, nftables, own_host, pasta, records, resolver, rtnetlink, sysctls, table
 from dockless.sandbox.network.attach import Wanted, attach_to, namespace_of
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Egress, Lease
+from dockless.sandbox.network.model import Egress
 from dockless.sandbox.network.own_host import OwnHost
 from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.run.joining import JoinedNetwork
 from dockless.sandbox.run.pasta import lead_out, publish
 
 _NAME = "the networks of a user"
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """As ``joining.JoinedNetwork``."""
-
-    network: int
-    user: int
-    held: tuple[int, ...]
-    leases: tuple[Lease, ...]
-
-
-def connect(wanted: Wanted, resolved: Resolved, opened: contextlib.ExitStack) -> Connected:
-    """Make the network namespace of a sandbox and connect it. Errors: those of ``attach.attach`` and of ``pasta.connect``."""
+def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and connect it. Errors: those of
+    ``attach.attach`` and of ``pasta.connect``."""
     if wanted.egress.log:
-        raise Unsupported("without root the kernel does not log what is refused", subject="log_denied", hint="run it as root, or leave it out")
+        raise Unsupported(
+            "without root the kernel does not log what is refused", subject="log_denied", hint="run it as root, or leave it out"
+        )
     networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
     if wanted.ports and networks[0].internal:
         hint = "name another network first, or publish nothing"
         raise BadInput(f"network {networks[0].name} is internal: nothing leads into it", subject="ports", hint=hint)
-    assert resolved.idmap is not None
     held: tuple[int, ...] = ()
     routed: tuple[int, ...] = ()
     own = ensure(opened, leads_out=not wanted.ports and not all(network.internal for network in networks))
-    user = namespace_below(own.host.user, resolved.idmap, idmaps.default_map())
-    opened.callback(os.close, user)
     namespace = namespace_of(user)
     opened.callback(namespace.close)
     netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
@@ -69,7 +60,7 @@ def connect(wanted: Wanted, resolved: Resolved, opened: contextlib.ExitStack) ->
         held, routed = (published.leash,), published.versions
     made = attach_to(_with_host(wanted), namespace, user, (), own.host, routed=routed)
     tell(own.connection.fileno(), wanted.directory, namespace.fd, user)
-    return Connected(namespace.fd, user, (own.connection.fileno(), *held), made.leases)
+    return JoinedNetwork(namespace.fd, user, (own.connection.fileno(), *held), made.leases)
 
 
 def joining(wanted: Wanted, opened: contextlib.ExitStack) -> tuple[Wanted, Host]:
@@ -93,7 +84,7 @@ def tell(connection: int, directory: Path, network: int, user: int) -> None:
         raise _gone(error) from error
 
 
-def namespaces_of(directory: Path, opened: contextlib.ExitStack) -> tuple[int, int, tuple[int]] | None:
+def namespaces_of(directory: Path, opened: contextlib.ExitStack) -> JoinedNetwork | None:
     """Of a sandbox that is on networks which she made: its network namespace, its user namespace and the connection by which the bridges
     stay, closed with ``opened``; None for any other one. ``NetworkError``"""
     own = own_host.connected(opened)
@@ -103,7 +94,7 @@ def namespaces_of(directory: Path, opened: contextlib.ExitStack) -> tuple[int, i
         found = own_host.find(own.connection, os.stat(directory).st_ino, opened)
     except OSError as error:
         raise _gone(error) from error
-    return (*found, (own.connection.fileno(),)) if found is not None else None
+    return JoinedNetwork(*found, (own.connection.fileno(),)) if found is not None else None
 
 
 def ensure(opened: contextlib.ExitStack, *, leads_out: bool) -> OwnHost:
@@ -161,7 +152,6 @@ def why_none() -> str:
                 return "this kernel, or a container around this process, has no bridges"
             with host.nftables() as asking:
                 nftables.carry_out(asking, table.requests_for(records.table_name(), (), ()))
-            os.close(namespace_below(user, idmaps.default_map(), idmaps.default_map()))
     except (DocklessError, OSError) as error:
         return str(error)
     return ""

@@ -24,6 +24,7 @@ from dockless.sandbox.network import own_host
     [
         "two_meet",
         "ends_with_its_sandboxes",
+        "the_starter_is_killed",
         "the_holder_is_killed",
         "a_pasta_is_killed",
         "a_resolver_is_killed",
@@ -39,6 +40,11 @@ from dockless.sandbox.network import own_host
 )
 def test_with_a_network_beside(home, case):
     pasta.run(home, case, cases="own_networks_cases")
+
+
+@requires("pasta")
+def test_rules_by_name(home):
+    pasta.run(home, "rules_by_name", cases="own_networks_cases", resolv_conf="nameserver 203.0.113.1")
 
 
 @requires("pasta")
@@ -59,7 +65,7 @@ def test_here_on_an_internal_one(home):
         two.exec("python3", "-c", "import socket; socket.create_connection(('db', 8000), 5)", check=True)
         one.wait()
         (left,) = networks.get("inner").sandboxes
-        assert (left.id, left.addresses[0]) == ("two", "".join(map(str, one.logs())).strip())
+        assert (left.id, left.addresses[0]) == ("two", b"".join(row.text for row in one.logs()).decode().strip())
         assert two.exec("cat", "/proc/self/uid_map", text=True).stdout.split()[:2] == ["0", "0"]
     finally:
         for box in (one, two):

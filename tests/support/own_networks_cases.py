@@ -6,13 +6,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 from support.pasta_cases import (
-    BIND, FAR4, FAR6, HOST4, HOST6, SCRIPT, far_asks, keeper_of, pastas, programs, raises, said_in, until,
+    BIND,
+    FAR4,
+    FAR6,
+    HOST4,
+    HOST6,
+    SCRIPT,
+    far_asks,
+    keeper_of,
+    pastas,
+    programs,
+    raises,
+    said_in,
+    until,
 )  # fmt: skip
-from support.pasta_far import ask
+from support.pasta_far import PUBLIC, ask
 
 import dockless
 from dockless import networks
@@ -54,7 +68,7 @@ def two_meet() -> None:
         addresses = names_of(one, "db")
         assert len(addresses) == 2 and addresses == names_of(one, "two") == names_of(one, "two.lab")
         assert len(names_of(two, "one")) == 2
-        own4, own6 = (networks.get("lab").sandboxes[0].addresses)
+        own4, own6 = networks.get("lab").sandboxes[0].addresses
         for name in ("db", "two"):
             assert asks(one, "tcp", name, 8000) == f"tcp {own4}", asks(one, "tcp", name, 8000)
         four, six = sorted(addresses, key=lambda text: ":" in text)
@@ -62,7 +76,7 @@ def two_meet() -> None:
         assert asks(one, "tcp", six, 8001) == f"tcp {own6}"
         assert asks(one, "tcp", FAR4, 7000) == f"tcp {HOST4}" and asks(one, "tcp", FAR6, 7000) == f"tcp {HOST6}"
         assert asks(one, "udp", FAR4, 7000) == f"udp {HOST4}"
-        assert [len(pastas()), len(programs(HOLDER)) > 0] == [1, True]
+        assert [len(pastas()), len(programs(HOLDER)), len(programs(RESOLVER))] == [1, 1, 1]
     nothing_is_left()
 
 
@@ -87,6 +101,25 @@ def ends_with_its_sandboxes() -> None:
             one.inner.remove()
     networks.remove("lab")
     assert not os.path.exists(f"{os.environ['DOCKLESS_HOME']}/networks/lab")
+
+
+def the_starter_is_killed() -> None:
+    """At any moment: nothing stays, and the next start has a network."""
+    networks.create("lab")
+    for step in range(12):
+        starter = subprocess.Popen([sys.executable, "-m", "support.own_networks_cases", "run_one"], stdout=subprocess.DEVNULL)
+        time.sleep(0.1 + 0.08 * step)
+        starter.kill()
+        starter.wait()
+        nothing_is_left()
+    with box("one", "lab") as one, box("two", "lab", "echo/0.0.0.0/8000"):
+        assert asks(one, "tcp", "two", 8000).startswith("tcp") and asks(one, "tcp", FAR4, 7000) == f"tcp {HOST4}"
+        assert {one.id for one in networks.get("lab").sandboxes} == {"one", "two"}
+    nothing_is_left()
+
+
+def run_one() -> None:
+    dockless.run(["sleep", "1000"], network="lab")
 
 
 def the_holder_is_killed() -> None:
@@ -208,6 +241,19 @@ def rules() -> None:
     nothing_is_left()
 
 
+def rules_by_name() -> None:
+    """The resolver, which runs on the host, opens the table of her namespace for the addresses of a name; a rate holds as well."""
+    networks.create("lab")
+    with box("one", "lab", allow_out=["far.example:7000/tcp"], net_rate="1M") as one, box("two", "lab"):
+        assert asks(one, "tcp", PUBLIC, 7000).startswith("error"), "nobody has asked for the name"
+        assert names_of(one, "two") and names_of_none(one, "other.example")
+        assert asks(one, "tcp", "far.example", 7000) == f"tcp {HOST4}"
+        assert asks(one, "udp", PUBLIC, 7000).startswith("error") and asks(one, "tcp", FAR4, 7000).startswith("error")
+        said = one.exec("tc", "qdisc", text=True)
+        assert "tbf" in said.stdout, (said.stdout, said.stderr)
+    nothing_is_left()
+
+
 def joins_and_leaves() -> None:
     """While it runs."""
     for name in ("lab", "other"):
@@ -226,12 +272,11 @@ def joins_and_leaves() -> None:
 
 def of_another() -> None:
     networks.create("lab")
-    with box("one", "lab", "echo/127.0.0.1/8000") as one:
-        with box("two", "container:one") as two, box("three", "container:two") as three:
-            for each in (two, three):
-                assert asks(each, "tcp", "127.0.0.1", 8000) == "tcp 127.0.0.1" and asks(each, "tcp", FAR4, 7000) == f"tcp {HOST4}"
-            one.stop(grace=0)
-            assert asks(two, "tcp", FAR4, 7000) == f"tcp {HOST4}", "it stays while somebody has it"
+    with box("one", "lab", "echo/127.0.0.1/8000") as one, box("two", "container:one") as two, box("three", "container:two") as three:
+        for each in (two, three):
+            assert asks(each, "tcp", "127.0.0.1", 8000) == "tcp 127.0.0.1" and asks(each, "tcp", FAR4, 7000) == f"tcp {HOST4}"
+        one.stop(grace=0)
+        assert asks(two, "tcp", FAR4, 7000) == f"tcp {HOST4}", "it stays while somebody has it"
     nothing_is_left()
     with box("one", "bridge"), raises(Unsupported, "the network of sandbox one cannot be entered", "network create"):
         dockless.run(["true"], network="container:one")
@@ -244,7 +289,12 @@ def host_is_closed() -> None:
     with box("one", "lab", cap_add=["NET_ADMIN", "NET_RAW"]) as one:
         for address in ("127.0.0.1", "::1", gateway4, gateway6, "192.0.0.1", "192.0.0.2", "127.0.0.53"):
             assert asks(one, "tcp", address, 9000).startswith("error"), address
-        said_in(one, "sh", "-c", f"ip route add 172.31.0.0/24 via {gateway4}; ip route del local 127.0.0.0/8 table local; ip addr del 127.0.0.1/8 dev lo")
+        said_in(
+            one,
+            "sh",
+            "-c",
+            f"ip route add 172.31.0.0/24 via {gateway4}; ip route del local 127.0.0.0/8 table local; ip addr del 127.0.0.1/8 dev lo",
+        )
         said_in(one, "ip", "route", "add", "127.0.0.0/8", "via", gateway4, "dev", "eth0")
         assert asks(one, "tcp", "127.0.0.1", 9000).startswith("error")
 
@@ -290,7 +340,7 @@ def addresses_of_others() -> None:
     networks.create("lab")
     with (
         box("one", "lab", cap_add=["NET_ADMIN", "NET_RAW"]) as one,
-        box("two", "lab", "echo/0.0.0.0/8000") as two,
+        box("two", "lab", "echo/0.0.0.0/8000"),
         box("three", "lab") as three,
     ):
         theirs, gateway = first4("lab", "two"), networks.get("lab").gateways[0]

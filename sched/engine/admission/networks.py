@@ -19,10 +19,9 @@ def check(caller: Caller, spec: Spec) -> None:
     """``UnknownNetwork`` for one that is not there; ``BadInput`` for a port that none of them can have; ``NotPermitted``"""
     if spec.network in ("none", "host"):
         return
-    from dockless.sandbox.network.model import DEFAULT
-
     from dockless.sandbox.network import records
     from dockless.sandbox.network.asked import check_routed
+    from dockless.sandbox.network.model import DEFAULT
 
     found = [records.find(one.network) for one in spec.endpoints if one.network != DEFAULT]
     if os.geteuid() != 0:
