@@ -4,6 +4,7 @@ case."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from support.pasta_far import PUBLIC, ask
 import dockless
 from dockless import networks
 from dockless.base import idmaps
+from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkInUse, Unsupported
 from dockless.sandbox.spec import Mount
 
@@ -212,6 +214,9 @@ def ports() -> None:
             assert far_asks(protocol, HOST4, 5000).startswith(protocol)
         assert ask("tcp", HOST6, 5020).startswith("tcp") and ask("tcp", "127.0.0.1", 5030).startswith("tcp")
         assert "error" in far_asks("tcp", HOST4, 5030)
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            assert main(["port", "web", "8020"]) == 0
+        assert told.getvalue() == "0.0.0.0:5020\n[::]:5020\n"
         assert asks(one, "tcp", "web", 8000) == f"tcp {first4('lab', 'one')}"
         assert asks(web, "tcp", FAR4, 7000) == f"tcp {HOST4}" and asks(web, "tcp", FAR6, 7000) == f"tcp {HOST6}"
         with raises(AddressTaken, "port 5000/tcp of the host is in use", "publish another"):
