@@ -374,7 +374,7 @@ def images_and_ids() -> None:
     networks.create("inner", internal=True)
     script = "id -u; cat /proc/self/uid_map; touch /tmp/x; stat -c %u /tmp/x; hostname -I | wc -w"
     said = dockless.run(["sh", "-c", script], network="inner", capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["0", "0", "0", "1", "0", "2"], said
+    assert said.split() == ["0", "0", "1001", "1", "0", "2"], said
     with box("one", "inner") as one:
         one.stop(grace=0)
         one.start()
