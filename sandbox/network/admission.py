@@ -42,11 +42,17 @@ def write_all(host: Host, done: list[Request]) -> None:
     with records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
-        requests = table.requests_for(records.table_name(), networks, _living(host, networks))
-        with host.nftables() as asking:
-            nftables.carry_out(asking, requests)
+        done += _write(host, networks, _living(host, networks))
         _forget(host, dead)
-    done += requests
+
+
+def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> list[Request]:
+    """The whole table; without a network there is none. ``NetworkError``"""
+    name = records.table_name()
+    requests = table.requests_for(name, networks, living) if networks else table.requests_to_delete(name)
+    with host.nftables() as asking:
+        nftables.carry_out(asking, requests)
+    return requests
 
 
 def forget_before(host: Host, taken: Sequence[Taken], whole: bool) -> None:
@@ -85,10 +91,10 @@ def sweep() -> list[str]:
         with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
-            living = _living(host, networks)
-            if not dead and not living:
-                return []  # nobody has used them since the host was booted
-            nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
+        living = _living(host, networks)
+        if not dead and not living:
+            return []  # nobody has used them since the host was booted
+        _write(host, networks, living)
         _forget(host, dead)
     return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
 
@@ -98,8 +104,7 @@ def remove(name: str) -> None:
     with own_host.looking() as host, records.lock(shared=False):
         network = records.find(name)
         if lives := leases.living(host, name):
-            count = "1 sandbox is" if len(lives) == 1 else f"{len(lives)} sandboxes are"
-            raise NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
+            raise in_use(name, len(lives))
         resolver.stop(records.running(name))
         if os.geteuid() != 0 and host.netns < 0:  # nobody of hers is on one: all that there is of it is its record
             return records.forget(name)
@@ -108,12 +113,13 @@ def remove(name: str) -> None:
             bridges.remove(network, asking)
         records.forget(name)
         left = records.every()
-        living = _living(host, left)
-        table_of = records.table_name()
-        requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
-        with host.nftables() as asking:
-            nftables.carry_out(asking, requests)
+        _write(host, left, _living(host, left))
         _forget(host, dead)
+
+
+def in_use(name: str, sandboxes: int) -> NetworkInUse:
+    count = "1 sandbox is" if sandboxes == 1 else f"{sandboxes} sandboxes are"
+    return NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
 
 
 def expel(host: Host, gone: Sequence[Lease]) -> None:

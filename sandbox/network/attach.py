@@ -8,7 +8,8 @@
         wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
         configure     inside: loopback, addresses, routes
 
-Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
+At its end links, addresses and routes go with the namespace, whatever ended it. What is left, elements of the table and connections, goes
+by ``release``, or when the next one wants the address. docs/networks.md
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def namespace_of(user: int) -> NetworkNamespace:
 
 def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, host: Host) -> Taken:
     names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.named else ()
-    published = wanted.ports if serial == _published(wanted, network, serial) else ()
+    published = wanted.ports if serial == 0 else ()  # the first endpoint has them
+    _check_published(published, network)
     link = f"dv{os.urandom(6).hex()}"
     inode = os.stat(wanted.directory).st_ino
 
@@ -185,12 +187,10 @@ def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, hos
     return leases.take(network, endpoint, lease, host)
 
 
-def _published(wanted: Wanted, network: Network, serial: int) -> int:
-    """The place of the endpoint that has the published ports: the first."""
-    if wanted.ports and serial == 0 and network.internal:
+def _check_published(ports: Sequence[Port], network: Network) -> None:
+    if ports and network.internal:
         hint = "name another network first, or publish nothing"
         raise BadInput(f"network {network.name} is internal: nothing leads into it", subject="ports", hint=hint)
-    return 0
 
 
 def _wire(

@@ -21,6 +21,8 @@ from dockless.errors import BadInput
 DEFAULT = "bridge"
 """The network that is made at its first use, for whoever names no other. Nobody on it reaches another one on it."""
 NOT_NAMES = ("none", "host", "private", "container", "pasta", "default")
+METADATA = {4: "169.254.0.0/16", 6: "fd00:ec2::254"}
+"""Where clouds tell a host its secrets."""
 _MAC = r"([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
 _MOST_PORTS = 200
 
@@ -88,6 +90,11 @@ class Egress:
 
     def __post_init__(self) -> None:
         check_record(self)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether some address is out of reach."""
+        return self.allow is not None or not self.host
 
     @property
     def names(self) -> tuple[Rule, ...]:

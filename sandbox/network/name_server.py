@@ -76,7 +76,7 @@ class _Source:
 
 
 class NameServer:
-    """``allow``: see there; ``say``: takes a line for the log; ``swept``: is told of leases whose sandbox has died."""
+    """``allow``: see there; ``say``: takes a line for the log."""
 
     def __init__(
         self,
@@ -88,10 +88,9 @@ class NameServer:
         *,
         allow: Allow,
         say: Callable[[str], None],
-        swept: Callable[[list[Lease]], None] | None = None,
     ) -> None:
         self._network, self._residents, self._elsewhere, self._servers = network, residents, elsewhere, servers
-        self._allow, self._say_now, self._swept = allow, say, swept
+        self._allow, self._say_now = allow, say
         self._watches = watches
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._polled = select.epoll()
@@ -366,8 +365,6 @@ class NameServer:
                 del self._sources[address]
 
     def _is_needed(self, now: float) -> bool:
-        if self._swept is not None and (dead := self._residents.dead()):
-            self._swept(dead)
         if self._residents.anybody():
             self._seen = now
         return now - self._seen < LINGER

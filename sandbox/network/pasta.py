@@ -23,7 +23,7 @@ from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import netlink, rtnetlink
 from dockless.sandbox.network.host import Host, leads_out
-from dockless.sandbox.network.model import Egress, Endpoint, Network, Port, is_name
+from dockless.sandbox.network.model import METADATA, Egress, Endpoint, Network, Port, is_name
 from dockless.sandbox.network.netlink import Request
 from dockless.sandbox.network.rtnetlink import Subnet
 
@@ -36,7 +36,6 @@ _TUN = "/dev/net/tun"
 _MTU = 65520
 """Of the tap: the largest that pasta takes, so that few packets carry much."""
 _HELP_TIMEOUT = 10.0  # seconds
-_METADATA = ("169.254.0.0/16", "fd00:ec2::254/128")
 _LINK_LOCAL = "fe80::2/128"
 """Its own, with no route to others of the kind, before the link is up: what the kernel sends then it would send from ::, and versions of
 pasta take that for the sandbox's address."""
@@ -119,7 +118,7 @@ def check(egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = F
             hint = "allow a network, 10.0.0.0/8, or run it as root"
             raise Unsupported(f"without root {what} cannot be allowed apart: {rule.to}", subject="allow_out", hint=hint)
     has = " and ".join(name for name, bit in (("NET_ADMIN", _NET_ADMIN), ("NET_RAW", _NET_RAW)) if rights & bit)
-    if has and not (egress.host and egress.allow is None):
+    if has and egress.is_limited:
         raise Unsupported(
             f"a sandbox with {has} gets round rules for what leaves it", subject="cap_add", hint=f"drop {has}, or run it as root"
         )
@@ -191,7 +190,7 @@ def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) 
         own = asked.pop(subnet.version, None)
         if own is not None and (own not in subnet or str(own) == gateway or own in (subnet.network_address, subnet.broadcast_address)):
             hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
-            raise BadInput(f"{own} is no address for a sandbox on network {network.name}", subject="network", hint=hint)
+            raise BadInput(f"no sandbox can have the address {own} on network {network.name}", subject="network", hint=hint)
         if subnet.version in versions:
             found.append(Address(f"{own or ip_address(gateway) + 1}/{subnet.prefixlen}", gateway))
     if asked:
@@ -211,7 +210,7 @@ def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
 def arguments(
     pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int], link: str = LINK
 ) -> list[str]:
-    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
+    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a DNS server; what the sandbox asks at its gateway
     goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP. ``link``: the name of the one that it makes."""
     words = [pasta.path, "--foreground", "--quiet", "--no-dhcp", "--no-dhcpv6", "--no-ra"]
     words += ["--no-map-gw"] if "--no-map-gw" in pasta.options else ["--map-host-loopback", "none"]
@@ -249,7 +248,7 @@ def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress,
     requests += [rtnetlink.set_mtu(link, index, _MTU), rtnetlink.set_up(link, index)]
     requests += [rtnetlink.add_address(link, index, ip_interface(address.own)) for address in addresses]
     for address in addresses:
-        refused = [] if egress.host else [net for net in map(ip_network, (*own, *_METADATA)) if net.version == address.version]
+        refused = [] if egress.host else [net for net in map(ip_network, (*own, *METADATA.values())) if net.version == address.version]
         requests += [rtnetlink.refuse_route(net) for net in refused]
         requests += [rtnetlink.add_route(net, address.gateway, link, index) for net in _allowed(egress, address.version, refused)]
     return requests

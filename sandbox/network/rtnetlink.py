@@ -10,7 +10,7 @@ from dockless.sandbox.network.netlink import CREATE, EXCL, REPLACE, Request, att
 
 Interface = IPv4Interface | IPv6Interface
 Subnet = IPv4Network | IPv6Network
-_NEWLINK, _DELLINK, _GETLINK, _SETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE, _NEWNEIGH = 16, 17, 18, 19, 20, 21, 24, 26, 28
+_NEWLINK, _DELLINK, _GETLINK, _SETLINK, _NEWADDR, _NEWROUTE, _GETROUTE, _NEWNEIGH = 16, 17, 18, 19, 20, 24, 26, 28
 _GETADDR, _PROHIBIT, _UNICAST, _MAIN = 22, 8, 1, 254
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")

@@ -20,21 +20,21 @@ _ALLOWED = {"no": (), "ipv4": (4,), "both": (4, 6)}
 
 
 def forwards(version: int, host: Host = _HERE) -> bool:
-    """Whether a host sends packets on from one link to another."""
+    """Whether a host forwards packets from one link to another."""
     with contextlib.suppress(OSError):
         return _read(FORWARDING[version], host) != "0"
     return False
 
 
 def forward_alone(versions: Sequence[int], host: Host) -> None:
-    """Have a user's network namespace send on packets of these kinds and no others. ``NetworkError``"""
+    """Have a user's network namespace forward packets of these kinds and no others. ``NetworkError``"""
     for version, name in FORWARDING.items():
         if version in versions or forwards(version, host):
             _set(name, str(int(version in versions)), host)
 
 
 def need_forwarding(networks: Sequence[Network], host: Host) -> None:
-    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError``
+    """Of networks that lead out: see to it that the host forwards packets, if the setting ``networks.forward`` says so. ``NetworkError``
     where it does not for IPv4; where it does not for IPv6, that is left out. That of a user was set up when it was made."""
     if host.netns >= 0:
         return
@@ -50,7 +50,7 @@ def need_forwarding(networks: Sequence[Network], host: Host) -> None:
         elif version == 4:
             name = next(network.name for network in networks if not network.internal)
             hint = f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
-            why = f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0"
+            why = f"network {name} leads out, and this host does not forward packets: {FORWARDING[4]} is 0"
             raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
 
 

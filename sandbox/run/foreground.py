@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from dockless.base.locks import mark_in_use
@@ -26,7 +27,7 @@ from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import documents, listening
 from dockless.sandbox.run.joining import leave_at_end
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
-from dockless.sandbox.run.process import Exit, Process, with_usage
+from dockless.sandbox.run.process import ENDS_WITH_IT, Exit, Process, gone, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
 from dockless.sandbox.run.start import (
     Place,
@@ -237,7 +238,10 @@ class ForegroundSandbox:
 
             running, group = self.process, str(self._cgroup.path) if self._cgroup else ""
             assert self.plan is not None and self.identity is not None
-            self._entrance = Entrance(self.id, self.directory, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd)
+            ended = partial(gone, self.id, hint=ENDS_WITH_IT)
+            self._entrance = Entrance(
+                self.id, self.directory, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd, ended
+            )
         return self._entrance
 
     def stop(self, grace: float | None = None) -> None:

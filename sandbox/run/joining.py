@@ -10,9 +10,8 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
-from dockless.sandbox.network.model import DEFAULT, Egress, Lease
-from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
+from dockless.sandbox.network.asked import CONTAINER, check_routed, what_may_leave
+from dockless.sandbox.network.model import DEFAULT, Lease
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.attach import Wanted
@@ -70,7 +69,7 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     from dockless.sandbox.network.attach import Wanted
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
+    return Wanted(spec.endpoints, names, directory, spec.ports, what_may_leave(spec), owner or os.geteuid())
 
 
 def rename_leases(box: Box) -> None:
@@ -89,12 +88,12 @@ def rename_leases(box: Box) -> None:
 
 def _of_another(name: str, directory: Path, opened: contextlib.ExitStack) -> JoinedNetwork:
     """``directory``: of the one that joins it."""
-    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.box import find
 
-    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
-    if place is None:
+    box = find(name)
+    if box is None:
         raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
-    found = namespaces_of(Box(name, place), opened)
+    found = namespaces_of(box, opened)
     if found.held:
         from dockless.sandbox.run.own_networks import tell
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, replace
@@ -21,6 +22,10 @@ from dockless.sandbox.run.on_network import by_pasta, what_ends_them
 from dockless.sandbox.spec import Spec
 
 _ENDED = "-"  # no sandbox's name
+_TAKEN_APART = 2.0
+"""Seconds that the kernel may take to remove the link of a sandbox that has ended; another sandbox on its network keeps it."""
+_LOOK = 0.01
+"""Seconds until that is looked at again."""
 Leased = Mapping[int, Sequence[Lease]]
 """Leases that are alive, by the number of their sandbox's directory, in the order of its endpoints."""
 
@@ -94,15 +99,19 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
 def remove(name: str) -> None:
     """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
     start again before there is such a network."""
-    try:
-        if there := by_pasta(records.find(name)):
-            count = "1 sandbox is" if len(there) == 1 else f"{len(there)} sandboxes are"
-            raise NetworkInUse(f"{count} on network {name}", subject=name)
-        admission.remove(name)
-    except NetworkInUse as error:
-        if hint := what_ends_them(name):
-            error.hint = hint
-        raise
+    until = time.monotonic() + _TAKEN_APART
+    while True:
+        try:
+            if there := by_pasta(records.find(name)):
+                raise admission.in_use(name, len(there))
+            return admission.remove(name)
+        except NetworkInUse as error:
+            if not get(name).sandboxes and time.monotonic() < until:
+                time.sleep(_LOOK)
+                continue
+            if hint := what_ends_them(name):
+                error.hint = hint
+            raise
 
 
 def leased() -> Leased:
@@ -249,15 +258,19 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
 
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
-    """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
     with own_host.looking() as host:
-        on_it = [lease for lease in leases.living(host, network.name) if ids.get(lease.inode) != _ENDED]
+        on_it = _running(leases.living(host, network.name), ids)
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     attached += tuple(OnNetwork(one.id, one.addresses, "", (), one.ports) for one in by_pasta(network))
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,
     )  # fmt: skip
+
+
+def _running(living: Iterable[Lease], ids: Mapping[int, str]) -> list[Lease]:
+    """Without those that have ended: the kernel takes a moment to remove their links."""
+    return [lease for lease in living if ids.get(lease.inode) != _ENDED and (lease.inode in ids or os.path.isdir(lease.sandbox))]
 
 
 def _ids() -> dict[int, str]:

@@ -213,7 +213,7 @@ class Process:
         """A pidfd of the keeper; the caller closes it. ``SandboxGone`` if it has ended."""
         self.check_owner()
         if self._plan_fd < 0 or self._exit is not None:
-            hint = "read its exit with wait(); for more commands give it a program that lasts, like `sleep infinity`"
+            hint = f"read its exit with wait(); for more commands {LASTS}"
             raise SandboxGone("the sandbox has ended", hint=hint)
         return os.dup(self._launched.pidfd)
 
@@ -441,6 +441,11 @@ class Process:
                 native.reap(self._launched.pidfd)
         finally:
             self.release()
+
+
+LASTS = "give it a program that lasts, like `sleep infinity`"
+ENDS_WITH_IT = f"it ends with its program: {LASTS}"
+"""What to do about a sandbox that went with its program. A hint."""
 
 
 def gone(id: str, why: str = "", hint: str = "") -> SandboxGone:

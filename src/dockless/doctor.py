@@ -230,7 +230,7 @@ def _networks() -> tuple[Status, str, str]:
     if sysctls.forwards(4):
         return "ok", "bridges can be made, and lead out", ""
     step = f'as root: sysctl -w {sysctls.FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
-    return "note", "bridges can be made; this host sends no packets on, so those that lead out are an error", step
+    return "note", "bridges can be made; this host does not forward packets, so networks that lead out are an error", step
 
 
 def _networks_of_user() -> tuple[Status, str, str]:

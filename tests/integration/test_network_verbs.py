@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from dockless.sandbox.network import leases
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Endpoint
 from dockless.sandbox.run import networks as sandbox_networks
+from dockless.sandbox.run.box import get
 
 pytestmark = requires("bridge")
 PYTHON = "/usr/bin/python3"
@@ -50,6 +52,20 @@ def say(capfd):
         return code, out, err
 
     return run
+
+
+def test_one_that_has_ended_and_whose_link_is_still_taken_apart_keeps_no_network():
+    networks.create("lab")
+    box = start(id="web", network="lab")
+    held = os.open(f"/proc/{get('web').init_pid}/ns/net", os.O_RDONLY)  # as the kernel does for a moment
+    box.kill()
+    box.wait(20)
+    until(lambda: not networks.get("lab").sandboxes, "nobody is on it")
+    later = threading.Timer(0.5, os.close, [held])
+    later.start()
+    networks.remove("lab")
+    later.join()
+    assert networks.list() == []
 
 
 def test_a_network_from_its_making_to_its_end(say):

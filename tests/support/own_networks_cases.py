@@ -157,6 +157,7 @@ def a_resolver_is_killed() -> None:
     with box("one", "lab") as one, box("two", "lab"):
         (pid,) = programs(RESOLVER)
         os.kill(pid, signal.SIGKILL)
+        until(lambda: not programs(RESOLVER))
         with box("three", "lab"):
             assert names_of(one, "two") and names_of(one, "three")
     nothing_is_left()
