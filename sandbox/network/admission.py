@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, own_host, records, resolver, table
 from dockless.sandbox.network.asked import overlap
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
@@ -83,10 +83,11 @@ def sweep() -> list[str]:
     names. ``NetworkError``, ``Unwritable``"""
     if not records.every():
         return []
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        if os.geteuid() != 0 and host.netns < 0:  # the table of a user is gone with her last sandbox
+            return [f"{lease.network}/{lease.addresses[0]}" for lease in dead]
         with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
@@ -100,14 +101,13 @@ def sweep() -> list[str]:
 
 def remove(name: str) -> None:
     """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         network = records.find(name)
         if lives := leases.living(host, name):
             raise in_use(name, len(lives))
-        if os.geteuid() != 0:  # all that a user has of one is its record
-            return records.forget(name)
         resolver.stop(records.running(name))
+        if os.geteuid() != 0 and host.netns < 0:  # nobody of hers is on one: all that there is of it is its record
+            return records.forget(name)
         dead = leases.read(name)
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)

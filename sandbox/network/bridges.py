@@ -27,7 +27,7 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
         raise NetworkError(
             f"the bridge {network.bridge} of network {network.name} was removed just now", subject=network.name, hint="try again"
         )
-    sysctls.refuse_routers(network.bridge)
+    sysctls.refuse_routers(network.bridge, host)
     rest = making(network, index)[1:]
     netlink.carry_out(asking, rest)
     done += [new, *rest]

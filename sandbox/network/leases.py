@@ -21,7 +21,7 @@ from dockless.base.json import dumps, loads
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import netlink, own_host, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -76,7 +76,10 @@ def of_name(sandbox: str) -> list[Lease]:
 
 def alive(lease: Lease, host: Host | None = None) -> bool:
     """Whether its sandbox has it still. ``host``: where its link is."""
-    return bool((host or Host()).index_of(lease.link)) or is_locked(_path(lease))
+    if host is None:
+        with own_host.looking() as found:
+            return alive(lease, found)
+    return bool(host.index_of(lease.link)) or is_locked(_path(lease))
 
 
 def living(host: Host, network: str) -> list[Lease]:

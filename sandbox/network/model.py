@@ -131,7 +131,7 @@ class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
     the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
-    taken, in seconds since 1970."""
+    taken, in seconds since 1970. ``of_host``: addresses that its rules count as the host's, where its links are in another namespace."""
 
     network: str
     addresses: tuple[str, ...]
@@ -145,6 +145,7 @@ class Lease:
     owner: int = 0
     serial: int = 0
     since: float = 0.0
+    of_host: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_record(self)

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dockless.base.text import escaped
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
 from dockless.sandbox.network.elsewhere import Elsewhere
@@ -30,6 +31,9 @@ from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.packet_filter import drop_from
 from dockless.sandbox.network.residents import Resident, Residents, Watches, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
 """Let the packets of a lease through to addresses, as each of these rules says, for so many seconds. ``DocklessError``, ``OSError``"""
@@ -144,7 +148,7 @@ class NameServer:
             stream.end()
         self._polled.close()
 
-    def watch(self, opened: socket.socket, events: int, handler: Callable[[int], None] | None) -> None:
+    def watch(self, opened: socket.socket | FileIO, events: int, handler: Callable[[int], None] | None) -> None:
         """Have events of a socket handled; by None: no more."""
         fd = opened.fileno()
         if handler is None:

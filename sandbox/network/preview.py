@@ -33,7 +33,7 @@ def preview(spec: Asked) -> Steps:
         links = _said([attach.pair(network, lease, 0, 0), *attach.outside(network, lease, 0)])
         links += sysctls.commands(network.bridge, from_loopback=bool(lease.ports))
         found.append((f"a pair of links: a port of network {network.name}, and {lease.inside} in the sandbox's network namespace", links))
-        inside += attach.inside(network, lease, 0, routed)
+        inside += attach.inside(network, lease, 0, routed, host)
     return [*found, ("in the sandbox's network namespace", _said(inside))]
 
 

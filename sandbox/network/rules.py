@@ -161,6 +161,7 @@ def of_lease(lease: Lease, named: Mapping[Shape, Mapping[int, Set]]) -> list[tup
     rows: list[Row] = []
     if not egress.host:
         rows.append((w.TO_HOST, refuse))
+        rows += [(w.address_in(_DESTINATION[version_of(address)], address), refuse) for address in lease.of_host]
         rows += [(w.address_in(_DESTINATION[version], metadata), refuse) for version, metadata in METADATA.items()]
     if egress.allow is not None:
         rows += [row for rule in egress.allow for row in _allowed(rule, named)]

@@ -251,15 +251,20 @@ def _networks_beside_others() -> tuple[Status, str, str]:
 
 def _networks_of_user() -> tuple[Status, str, str]:
     from dockless.sandbox.network import pasta
+    from dockless.sandbox.run import own_networks
 
+    why = own_networks.why_none()
     try:
         found = pasta.installed()
     except DocklessError as error:
-        return "note", f"{error}: a user's sandboxes have the host's network, or none", error.hint
+        left = "internal networks, the host's, or none" if not why else "the host's network, or none"
+        return "note", f"{error}: a user's sandboxes have {left}", error.hint
+    if why:
+        return "note", f"bridge alone, by {found.path}; networks that are made are errors: {why}", ""
     if not found.drops_loopback:
         step = "for sandboxes with NET_RAW or NET_ADMIN, install passt of August 2024 or newer"
-        return "ok", f"one for each sandbox, by {found.path}, which is old", step
-    return "ok", f"one for each sandbox, by {found.path}", ""
+        return "ok", f"can be made, and lead out by {found.path}, which is old", step
+    return "ok", f"can be made, and lead out by {found.path}", ""
 
 
 def _disk() -> tuple[Status, str, str]:

@@ -122,7 +122,7 @@ def host_is_closed() -> None:
     """The attack: what listens on the host's loopback is not for a sandbox, by whatever address."""
     gateway = pasta_gateway()
     for protocol in ("tcp", "udp"):
-        assert ask(protocol, "127.0.0.1", 9000).startswith(protocol), "it does listen"
+        until(lambda protocol=protocol: ask(protocol, "127.0.0.1", 9000).startswith(protocol))  # it does listen
         questions = [(protocol, address, 9000) for address in ("127.0.0.1", "::1", "0.0.0.0", gateway, "127.0.0.53")]
         answers = inside(*questions)
         assert all(answer.startswith("error") for answer in answers), list(zip(questions, answers, strict=True))
@@ -258,8 +258,6 @@ def chosen() -> None:
 
 def for_root() -> None:
     """What a user cannot have is told, with the next step; her record of the default network she can remove."""
-    with raises(Unsupported, "network lab needs root", "--network bridge"):
-        dockless.networks.create("lab")
     box = dockless.start(["sleep", "1000"], network="bridge", publish=["8080:80"])
     try:
         (there,) = dockless.networks.get("bridge").sandboxes
@@ -267,15 +265,15 @@ def for_root() -> None:
         with raises(NetworkInUse, "1 sandbox is on network bridge", f"dockless stop {box.id}"):
             dockless.networks.remove("bridge")
         assert dockless.networks.prune() == []
-        with raises(BadInput, "has published ports, and would be on no network", "start another one without them"):
+        with raises(BadInput, "has published ports, and would be on no network", "connect it to another network"):
             dockless.networks.disconnect("bridge", box.id)
     finally:
         box.inner.remove()
     box = dockless.start(["sleep", "1000"], network="bridge")
     try:
-        with raises(Unsupported, "runs, and root alone changes the networks of one that does", f"dockless stop {box.id}"):
+        with raises(Unsupported, "is on no network that its user made", f"dockless stop {box.id}"):
             dockless.networks.disconnect("bridge", box.id)
-        with raises(Unsupported, f"the network of sandbox {box.id} can be entered by root alone", "dockless exec"):
+        with raises(Unsupported, f"the network of sandbox {box.id} cannot be entered", "dockless exec"):
             dockless.run(["true"], network=f"container:{box.id}")
     finally:
         box.inner.remove()

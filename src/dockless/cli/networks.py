@@ -212,7 +212,7 @@ def port(options: Namespace) -> int:
         raise box.not_running()
     has = networks.of(box)
     rows = [row for lease in has for row in _published(lease.ports, lease.addresses, lease.network)]
-    if not has and (spec := box.spec).ports:  # by pasta, which needs no lease
+    if not rows and (spec := box.spec).ports:  # by pasta, which needs no lease
         rows = [*_published(spec.ports, ("0.0.0.0", "::"), spec.endpoints[0].network)]
     if options.port is not None:
         found = re.match(r"([0-9]{1,5})(?:/(tcp|udp))?\Z", options.port)
