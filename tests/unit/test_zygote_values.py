@@ -10,7 +10,6 @@ import os
 import pickle
 import socket
 import sys
-import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -197,19 +196,15 @@ def test_an_answer_is_read_though_the_request_was_not():
     (status, ended), (out, none), (err, other) = os.pipe(), os.pipe(), os.pipe()
     answer = json.dumps({"failed": "as it is"}).encode()
 
-    def answers():
-        theirs.recv(1, socket.MSG_PEEK)
+    try:
+        talk = Conversation(channel, status, (out, err), b"{}", limit=1000, most=1000)
+        channel.send(talk._unsent)
+        talk._unsent = memoryview(b"")
         theirs.sendall(len(answer).to_bytes(8, "big") + answer)
         theirs.close()
         os.close(ended)
-
-    thread = threading.Thread(target=answers)
-    try:
-        thread.start()
-        said = Conversation(channel, status, (out, err), b"{}", limit=1000, most=1000).run(20)
-        assert said.outcome == {"failed": "as it is"}
+        assert talk.run(20).outcome == {"failed": "as it is"}
     finally:
-        thread.join()
         channel.close()
         for fd in (status, out, none, err, other):
             os.close(fd)
