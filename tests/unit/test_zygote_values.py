@@ -6,9 +6,7 @@ import ast
 import enum
 import json
 import math
-import os
 import pickle
-import socket
 import sys
 import time
 from collections import namedtuple
@@ -22,7 +20,7 @@ from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
 from dockless.sandbox.zygote import inside
-from dockless.sandbox.zygote.answers import Conversation, Said, names, texts, value_of
+from dockless.sandbox.zygote.answers import Said, names, texts, value_of
 from dockless.sandbox.zygote.inside import DEPTH, Unencodable, decode, encode
 
 HASHABLE = st.recursive(
@@ -189,22 +187,3 @@ def test_what_runs_inside_is_python_of_3_8_and_its_standard_library():
 def test_what_has_no_id_says_to_make_another_one(made):
     with pytest.raises(TypeError, match=r"cannot be pickled or copied: make another one there$"):
         pickle.dumps(made("busybox"))
-
-
-def test_an_answer_is_read_though_the_request_was_not():
-    channel, theirs = socket.socketpair()
-    (status, ended), (out, none), (err, other) = os.pipe(), os.pipe(), os.pipe()
-    answer = json.dumps({"failed": "as it is"}).encode()
-
-    try:
-        talk = Conversation(channel, status, (out, err), b"{}", limit=1000, most=1000)
-        channel.send(talk._unsent)
-        talk._unsent = memoryview(b"")
-        theirs.sendall(len(answer).to_bytes(8, "big") + answer)
-        theirs.close()
-        os.close(ended)
-        assert talk.run(20).outcome == {"failed": "as it is"}
-    finally:
-        channel.close()
-        for fd in (status, out, none, err, other):
-            os.close(fd)
