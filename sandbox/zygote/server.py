@@ -422,7 +422,8 @@ class Node:
 
     def settled(self, box: WaitingSandbox, channel: socket, space: tuple[int, int]) -> bool:
         """Put the process that says by ``channel`` that it is there into its sandbox's group: the zygote has no descriptor of any. Whether
-        there is such a process. That is one of this PID namespace, whichever one the zygote names. ``ZygoteLost``, ``CgroupError``"""
+        there is such a process. That is one of this PID namespace, whichever one the zygote names. ``ZygoteLost``, ``ZygoteError``,
+        ``CgroupError``"""
         if not readable(channel.fileno(), _PATIENCE):
             raise self._silent()
         data, pid = _again(lambda: from_whom(channel, 1))
@@ -437,10 +438,13 @@ class Node:
             if _file(f"/proc/{pid}/ns/pid") != space:
                 return False
             box.cgroup.add(pid)
-        except (CgroupError, FileNotFoundError, ProcessLookupError):
-            if not readable(process, 0):
-                raise
-            return False
+        except (CgroupError, OSError) as error:
+            if readable(process, 0):
+                return False
+            if isinstance(error, OSError):
+                hint = "a procfs that hides processes (hidepid, proc(5)) must show you those of your own sandboxes"
+                raise ZygoteError(f"cannot look at the process of a call: {error.strerror}", subject=f"/proc/{pid}", hint=hint) from error
+            raise
         else:
             return not readable(process, 0)  # it was the same all the time
         finally:
