@@ -7,6 +7,7 @@
     records       networks on disk: which there are, their subnets
     leases        addresses on disk: which is chosen, who has which, and whether that sandbox lives
     attach        a sandbox on its networks, in order: ports, namespace, lease, table, links
+    barriers      tables of others that stop what is sent on
     ports         ports of the host, bound for as long as the sandbox lives
     bridges       the bridge of a network
     admission     when the table is changed: leases that come, end, or were left by the dead; a network that goes

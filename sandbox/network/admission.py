@@ -17,7 +17,7 @@ from dockless.sandbox.network.model import Lease, Network
 from dockless.sandbox.network.netlink import Request
 
 
-def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done: list[Request]) -> bool:
+def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken]) -> bool:
     """Add what new leases need; the caller holds the lock, shared. False: the table is not as it was left, and has to be written as a
     whole."""
     name = records.table_name()
@@ -33,26 +33,24 @@ def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done:
             nftables.carry_out(asking, requests)
     except (NetworkError, OSError):
         return False
-    done += requests
     return True
 
 
-def write_all(host: Host, done: list[Request]) -> None:
+def write_all(host: Host) -> None:
     """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
     with records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
-        done += _write(host, networks, _living(host, networks))
+        _write(host, networks, _living(host, networks))
         _forget(host, dead)
 
 
-def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> list[Request]:
+def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> None:
     """The whole table; without a network there is none. ``NetworkError``"""
     name = records.table_name()
     requests = table.requests_for(name, networks, living) if networks else table.requests_to_delete(name)
     with host.nftables() as asking:
         nftables.carry_out(asking, requests)
-    return requests
 
 
 def forget_before(host: Host, taken: Sequence[Taken], whole: bool) -> None:

@@ -26,7 +26,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
-from dockless.sandbox.network import admission, bridges, leases, netlink, own_host, ports, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network import admission, barriers, bridges, leases, netlink, own_host, ports, records, resolver, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of, leads_out
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
@@ -51,13 +51,13 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Attached:
     """``network``, ``user``: descriptors of its network namespace and of the user namespace that this belongs to, -1 for ours. ``held``:
-    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order."""
+    sockets that hold its ports of the host, for its keeper. ``warnings``: of tables of others that stop what it sends."""
 
     network: int
     user: int
     leases: tuple[Lease, ...]
     held: tuple[int, ...]
-    requests: tuple[Request, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
@@ -74,17 +74,20 @@ def attach_to(
     wanted: Wanted, namespace: NetworkNamespace, user: int, held: tuple[int, ...], host: Host, *, routed: Sequence[int] = ()
 ) -> Attached:
     """The same of one that is made, with bridges that ``host`` has. ``routed``: the kinds of addresses for which it has a way out."""
-    done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
-    netlink.carry_out(namespace.route, done)
-    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(routed), done, host)
-    return Attached(namespace.fd, user, made, held, tuple(done))
+    netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
+    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(routed), host)
+    return Attached(namespace.fd, user, made, held, _warnings(made, host))
+
+
+def _warnings(made: Sequence[Lease], host: Host) -> tuple[str, ...]:
+    return barriers.warnings(host, [records.find(lease.network) for lease in made])
 
 
 def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease], host: Host) -> tuple[Lease, ...]:
     """Put a sandbox that runs on further networks: those of ``wanted``. ``network``, ``user``: descriptors of its namespaces; ``known``:
     what it has; ``host``: where the bridges are. Errors: as ``attach``."""
     with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
-        return _connect(wanted, Inside(network, route), known, _routed(route), [], host)
+        return _connect(wanted, Inside(network, route), known, _routed(route), host)
 
 
 def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease], host: Host) -> None:
@@ -121,7 +124,7 @@ def _routed(route: socket.socket) -> set[int]:
     return {version for version in (4, 6) if leads_out(route, version)}
 
 
-def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], done: list[Request], host: Host) -> tuple[Lease, ...]:
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], host: Host) -> tuple[Lease, ...]:
     networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
     sysctls.need_forwarding(networks, host)
     first = max((lease.serial for lease in known), default=-1) + 1
@@ -138,14 +141,14 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[i
                 taken.append(found)
             made = tuple(one.lease for one in taken)
             # Before there is a link: of one that the table does not know nothing is checked.
-            whole = admission.admit(host, networks, taken, done)
+            whole = admission.admit(host, networks, taken)
         undo.callback(admission.expel, host, made)
         if not whole:
-            admission.write_all(host, done)
+            admission.write_all(host)
         admission.forget_before(host, taken, whole)
         asking = making.enter_context(host.netlink(netlink.ROUTE))
-        _wire(networks, made, into, host, asking, done)
-        _configure(networks, made, into, routed, done, host)
+        _wire(networks, made, into, host, asking)
+        _configure(networks, made, into, routed, host)
         for network in networks:
             if has_resolver(network, wanted.egress):
                 resolver.ensure(network, records.running(network.name), host, records.table_name())
@@ -193,28 +196,21 @@ def _check_published(ports: Sequence[Port], network: Network) -> None:
         raise BadInput(f"network {network.name} is internal: nothing leads into it", subject="ports", hint=hint)
 
 
-def _wire(
-    networks: Sequence[Network],
-    made: Sequence[Lease],
-    inside: Inside,
-    host: Host,
-    asking: socket.socket,
-    done: list[Request],
-) -> None:
-    indices = [bridges.ensure(network, host, asking, done) for network in networks]
-    _carry_out(
-        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)], done
+def _wire(networks: Sequence[Network], made: Sequence[Lease], inside: Inside, host: Host, asking: socket.socket) -> None:
+    indices = [bridges.ensure(network, host, asking) for network in networks]
+    netlink.carry_out(
+        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)]
     )
     for network, lease in zip(networks, made, strict=True):
-        _carry_out(asking, outside(network, lease, index_of(asking, lease.link)), done)
+        netlink.carry_out(asking, outside(network, lease, index_of(asking, lease.link)))
         if lease.ports:
             sysctls.lead_from_loopback(network.bridge)
 
 
-def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request], host: Host) -> None:
+def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], host: Host) -> None:
     """``routed``: the kinds of addresses for which there is a way out already."""
     for network, lease in zip(networks, made, strict=True):
-        _carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed, host), done)
+        netlink.carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed, host))
 
 
 def pair(network: Network, lease: Lease, bridge: int, namespace: int) -> Request:
@@ -251,8 +247,3 @@ def _way_out(network: Network, lease: Lease, index: int, routed: set[int], host:
             requests.append(rtnetlink.add_default_route(gateway, lease.inside, index))
             routed.add(version)
     return requests
-
-
-def _carry_out(asking: socket.socket, requests: list[Request], done: list[Request]) -> None:
-    netlink.carry_out(asking, requests)
-    done += requests

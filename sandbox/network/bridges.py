@@ -15,8 +15,8 @@ from dockless.sandbox.network.netlink import Request
 _THERE = (errno.EEXIST,)
 
 
-def ensure(network: Network, host: Host, asking: socket.socket, done: list[Request]) -> int:
-    """The number of its link. ``asking``: a socket of ``host``; ``done`` gets what was asked for. ``NetworkError``"""
+def ensure(network: Network, host: Host, asking: socket.socket) -> int:
+    """The number of its link. ``asking``: a socket of ``host``. ``NetworkError``"""
     index = index_of(asking, network.bridge)
     if index:
         return index
@@ -28,9 +28,7 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
             f"the bridge {network.bridge} of network {network.name} was removed just now", subject=network.name, hint="try again"
         )
     sysctls.refuse_routers(network.bridge, host)
-    rest = making(network, index)[1:]
-    netlink.carry_out(asking, rest)
-    done += [new, *rest]
+    netlink.carry_out(asking, making(network, index)[1:])
     _put_back(network, index, host, asking)
     return index
 

@@ -57,6 +57,9 @@ class ForegroundSandbox:
     """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. ``leased``: the lease of its
     GPUs, where there is one already. Entering starts it; leaving ends it and removes all of it."""
 
+    has_door = True
+    """Whether others may enter it."""
+
     def __init__(
         self,
         spec: Spec,
@@ -128,6 +131,7 @@ class ForegroundSandbox:
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
             ready = start.ready
             self._planned(ready)
+            self.warnings += start.warnings
             with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
@@ -189,7 +193,7 @@ class ForegroundSandbox:
             raise taken(self.id)
         probe()  # before anything is made that a process would be needed to remove
         try:
-            place = self._claim(lambda: occupy(directory, opened, kept=False))
+            place = self._claim(lambda: occupy(directory, opened, kept=False, door=self.has_door))
         except Unwritable:
             if not image.is_host:
                 raise

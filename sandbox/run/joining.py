@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class JoinedNetwork:
     """``network``: a descriptor of the network namespace; ``user``: of the user namespace that it belongs to and that the sandbox enters
-    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks."""
+    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks; ``warnings``: what stops
+    it there."""
 
     network: int
     user: int
     held: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork | None:
@@ -53,7 +55,7 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
 
     check_routed(spec.ports)
     found = attach(wanted(spec, directory, owner), user, opened)
-    return JoinedNetwork(found.network, found.user, found.held, found.leases)
+    return JoinedNetwork(found.network, found.user, found.held, found.leases, found.warnings)
 
 
 def leave_at_end(stack: contextlib.ExitStack, joined: JoinedNetwork | None) -> None:

@@ -84,6 +84,16 @@ def create(
     return _described(made, {})
 
 
+def barred(names: Iterable[str]) -> tuple[str, ...]:
+    """What stops packets of these networks now, as texts: tables of other programs."""
+    from dockless.sandbox.network.barriers import barriers
+
+    try:
+        return tuple(map(str, barriers(Host(), [records.find(name) for name in names])))
+    except OSError:
+        return ()
+
+
 def get(name: str) -> NetworkInfo:
     """``UnknownNetwork``"""
     return _described(records.find(name), _ids())

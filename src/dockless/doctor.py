@@ -228,9 +228,25 @@ def _networks() -> tuple[Status, str, str]:
     except OSError as error:
         return "note", f"this kernel has no nftables: {error.strerror}", "as root: modprobe nf_tables"
     if sysctls.forwards(4):
-        return "ok", "bridges can be made, and lead out", ""
+        return _networks_beside_others()
     step = f'as root: sysctl -w {sysctls.FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
     return "note", "bridges can be made; this host does not forward packets, so networks that lead out are an error", step
+
+
+def _networks_beside_others() -> tuple[Status, str, str]:
+    from dockless.sandbox.network.barriers import barriers
+    from dockless.sandbox.network.host import Host
+    from dockless.sandbox.network.model import DEFAULT, Network
+    from dockless.sandbox.network.records import every
+
+    # The default network before its first use has the name of its bridge already.
+    networks = every() or [Network(DEFAULT, ("0.0.0.0/0",), (), "dockless0", isolated=True)]
+    found = barriers(Host(), networks)
+    if not found:
+        return "ok", "bridges can be made, and lead out", ""
+    names = sorted({one.network for one in found})
+    what = f"bridges can be made; {found[0].where}, {found[0].by}, stops what leaves and reaches {', '.join(names[:5])}"
+    return "note", what, f"as root: {'; '.join(dict.fromkeys(text for one in found for text in one.commands))}"
 
 
 def _networks_of_user() -> tuple[Status, str, str]:

@@ -75,6 +75,7 @@ def _create(options: Namespace) -> int:
 
     def make(name: str) -> None:
         create(name, **said)
+        _warn_of_barriers(name)
 
     return each_named(options.names, make, as_json=options.json, quiet=options.quiet)
 
@@ -159,6 +160,7 @@ def _connect(options: Namespace) -> int:
     addresses = [address for address in (options.ip, options.ip6) if address]
     connect(name, box, addresses=addresses, mac=options.mac_address or "", aliases=options.alias)
     _warn_of_names(box)
+    _warn_of_barriers(name)
     names_done([box], as_json=options.json, quiet=options.quiet)
     return 0
 
@@ -171,6 +173,13 @@ def _disconnect(options: Namespace) -> int:
     _warn_of_names(box)
     names_done([box], as_json=options.json, quiet=options.quiet)
     return 0
+
+
+def _warn_of_barriers(name: str) -> None:
+    from dockless.sandbox.run.networks import barred
+
+    for text in barred([name]):
+        warn(text)
 
 
 def _warn_of_names(id: str) -> None:
