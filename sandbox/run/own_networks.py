@@ -54,7 +54,6 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     own = ensure(opened, leads_out=not wanted.ports and not all(network.internal for network in networks))
     namespace = namespace_of(user)
     opened.callback(namespace.close)
-    netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
     if wanted.ports:
         published = publish(wanted, resolved, namespace, user, opened)
         held, routed = (published.leash,), published.versions
