@@ -7,8 +7,8 @@
     leave    everything in it is dead; who took it goes on
     refill   what was left is removed, and another one begins
 
-Of the pool's own there is no process, and a thread only while another one begins or is removed: a launcher that has been started needs nobody.
-Each has a leash, so nothing is left of a pool whose owner is killed. One that nobody takes in time ends by its own clock.
+Of the pool's own there is no process, and a thread only while one begins or is removed: a launcher that has been started needs nobody. Each
+has a leash, so nothing is left of a pool whose owner is killed. One that nobody takes in time ends by its own clock.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Pool:
             self._refill()
 
     def _remove_left(self) -> None:
-        """What cannot be removed now is found by the next start of another sandbox, as what a program leaves that was killed."""
+        """What cannot be removed now is left to ``reconcile``, as what is left by a program that was killed."""
         while True:
             try:
                 remove = self._left.popleft()
