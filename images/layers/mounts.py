@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ def _root() -> Path:
     return paths.runtime() / "layers"
 
 
+@functools.cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -60,8 +62,7 @@ def alone() -> Iterator[None]:
     fd = -1
     try:
         with contextlib.suppress(OSError, Unwritable):
-            paths.make(_root())
-            fd = os.open(_root() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = _made(_root() / "lock")
             until = time.monotonic() + _WAIT
             while not _locked(fd) and time.monotonic() < until:
                 time.sleep(0.0005)
@@ -98,14 +99,19 @@ def note(files: str, fd: int, *, keeper: int = 0, socket: int = 0, place: int = 
     """Others find the mount of ``files``, which ``fd`` is. ``keeper``: who has it, at this ``place`` in its ``socket``, if not we at
     ``fd``. The note, for ``forget``; None where there can be none."""
     with contextlib.suppress(OSError, Unwritable):
-        directory = _notes_of(files)
-        name = f"{keeper or os.getpid()}-{socket if keeper else fd}-{place}-{_number(fd)}"
-        for _ in range(2):
-            paths.make(directory, parents=0o700)
-            with contextlib.suppress(FileNotFoundError):  # somebody found it empty, and removed it
-                os.close(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-                return directory / name
+        made = _notes_of(files) / f"{keeper or os.getpid()}-{socket if keeper else fd}-{place}-{_number(fd)}"
+        os.close(_made(made))
+        return made
     return None
+
+
+def _made(file: Path) -> int:
+    """A descriptor of a file of ours. Its directory may be missing, or be removed just now for being empty. ``OSError``, ``Unwritable``"""
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        paths.make(file.parent)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
 
 
 def forget(note: Path) -> None:
