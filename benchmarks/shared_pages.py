@@ -125,7 +125,7 @@ def in_sandboxes(count: int, program: list[str]) -> Callable[[ExitStack], list[i
 
 
 def by_commands(count: int, program: list[str]) -> Callable[[ExitStack], list[int]]:
-    """``dockless run -d``, each a process of its own, which mounts the layers by itself."""
+    """``dockless run -d``, each a process of its own, which has ended when the next one begins."""
     import dockless
 
     def start(running: ExitStack) -> list[int]:

@@ -4,8 +4,9 @@ layers.
 The kernel (6.12 and newer) mounts both straight from the files, without a block device; root alone may ask for it. Such a mount is
 attached nowhere and goes with its last descriptor: nothing is left to unmount, whoever is killed. 20 to 150 µs each.
 
-A process makes one per layer, at the first use, and holds it: a mount has page cache of its own, so only what is a clone of the same mount
-shares what was read. ``held`` gives duplicates of its descriptor; a duplicate outlives whatever happens here.
+A process has one per layer, from the first use on, and holds it: a mount has page cache of its own, so only what is a clone of the same
+mount shares what was read. Where another process has one, it is a clone of that (``layers.mounts``): one per layer for all of the host.
+``held`` gives duplicates of its descriptor; a duplicate outlives whatever happens here.
 
 Whether it works is found out by doing it, per file system: EROFS reads through the page cache of the file system that its files lie on,
 which tmpfs and overlayfs, for two, do not offer.
@@ -16,6 +17,8 @@ https://docs.kernel.org/filesystems/erofs.html
 from __future__ import annotations
 
 import _thread
+import atexit
+import contextlib
 import errno
 import functools
 import os
@@ -26,6 +29,7 @@ from dockless.base.path import Path
 from dockless.base.paths import HINTS
 from dockless.errors import ImageError
 from dockless.images.files import temporary_directory
+from dockless.images.layers import mounts
 
 FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
@@ -47,44 +51,74 @@ def mount(index: Path, *tars: Path) -> int:
 
 
 def held(index: Path, *tars: Path) -> int:
-    """As ``mount``, but of the one mount that this process holds of the layer: whoever reads in it or in a clone of it shares page cache.
-    The caller closes the descriptor. From any thread. ``ImageError``"""
+    """As ``mount``, but of the one mount that this host's processes have of the layer: whoever reads in it or in a clone of it shares page
+    cache. The caller closes the descriptor. From any thread. ``ImageError``"""
     try:
         with _lock:
             key = _key(index, *tars)
             if time.monotonic() >= _look_again:
                 _release(everything=False)
-            fd, identity = _held.pop(key, (-1, (0, 0)))
+            fd, identity, noted = _held.pop(key, _NONE)
             if _identity(fd) != identity:  # none yet; or somebody closed what is not his, as a daemon does after a fork
                 while _held and len(_held) >= _most():
                     _close(next(iter(_held)))
-                fd = _mount(index, *tars)
+                with mounts.alone():
+                    fd = mounts.find(_name(key))
+                    if fd < 0:
+                        fd = _mount(index, *tars)
+                    noted = mounts.note(_name(key), fd)
                 identity = _identity(fd)
-            _held[key] = fd, identity  # last used, last in the row
+            elif noted is None:  # it was our parent's, before a fork
+                noted = mounts.note(_name(key), fd)
+            _held[key] = fd, identity, noted  # last used, last in the row
             return os.dup(fd)
     except OSError as error:
         raise _failed(error, index, *tars) from error
 
 
+def note_keeper(index: Path, *tars: Path, fd: int, keeper: int, socket: int, place: int) -> None:
+    """The keeper of a sandbox has this mount as well, at this ``place`` of what waits in its ``socket``: others find it there when we are
+    gone."""
+    with contextlib.suppress(OSError):
+        mounts.note(_name(_key(index, *tars)), fd, keeper=keeper, socket=socket, place=place)
+
+
 def release(*, everything: bool = False) -> None:
     """Close the mounts whose files were removed or replaced: a mount keeps them on the disk. ``everything``: close all, so that the
-    store's own file system can be unmounted. What others have of them goes on."""
+    store's own file system can be unmounted. What others have of them goes on. What processes have noted that were killed is removed."""
     with _lock:
         _release(everything)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            mounts.sweep()
 
 
-_held: dict[_Key, tuple[int, tuple[int, int]]] = {}  # layer → descriptor and its identity, the longest unused first
+_Held = tuple[int, tuple[int, int], Path | None]
+"""A descriptor, its identity, and where others find it."""
+_NONE: _Held = (-1, (0, 0), None)
+_held: dict[_Key, _Held] = {}  # by layer, the longest unused first
 _look_again = 0.0  # when to look whether some were removed, by whomever; a second after the last time
 _lock = _thread.allocate_lock()
 
 
 def _after_fork() -> None:
-    """The descriptors are the child's as well; a lock that another thread held is not going to be released here."""
+    """The descriptors are the child's as well, the notes of them are not; a lock that another thread held is not going to be released
+    here."""
     global _lock
     _lock = _thread.allocate_lock()
+    for key, (fd, identity, _) in tuple(_held.items()):
+        _held[key] = fd, identity, None
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def forget_notes() -> None:
+    """Nobody looks for our mounts any more: this process is about to end."""
+    for *_, noted in tuple(_held.values()):
+        if noted is not None:
+            mounts.forget(noted)
 
 
 def _most() -> int:
@@ -97,6 +131,10 @@ def _key(*paths: Path) -> _Key:
     """The files at these paths, not the paths: a layer may be removed and made again. No number comes twice as long as we hold it."""
     # An index of several layers goes with the topmost one, and the others with it: two looks are enough.
     return paths, tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
+
+
+def _name(key: _Key) -> str:
+    return "-".join(".".join(f"{number:x}" for number in numbers) for numbers in key[1])
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -120,9 +158,11 @@ def _release(everything: bool) -> None:
 
 
 def _close(key: _Key) -> None:
-    fd, identity = _held.pop(key)
+    fd, identity, noted = _held.pop(key)
     if _identity(fd) == identity:
         os.close(fd)
+    if noted is not None:
+        mounts.forget(noted)
 
 
 def _failed(error: OSError, index: Path, *tars: Path) -> ImageError:

@@ -294,6 +294,11 @@ static void await_take(struct plan_header *plan) {
     }
 }
 
+/* They end with init, and what is mounted in them with our last descriptor. */
+static void leave_namespaces(void) {
+    sys(NR_close_range, SLOT_HANDOVER, SLOT_PROGRAM, 0);
+}
+
 void keeper_run(struct plan_header *plan, int init_pid) {
     int barrier = has_barrier(plan);
     uint64_t all = ~0ull;
@@ -329,7 +334,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     }
     watch(plan, init_pid);
     if (!(plan->flags & PLAN_ENTER)) door_close();
-    sys(NR_close_range, SLOT_HANDOVER, SLOT_PROGRAM, 0); /* the namespaces end with init */
+    if (plan->flags & (PLAN_ENTER | PLAN_DETACHED)) leave_namespaces();
     account(plan, init_pid);
     health_stop();
     if (plan->phase < PHASE_READY) {
@@ -343,6 +348,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
         write_exit(plan);
     } else if (*plan_data(plan, plan->directory)) tell_others(plan);
     report(REPORT_STATUS, (uint16_t)plan->outcome, plan->status, 0);
+    leave_namespaces(); /* it takes the kernel as long as all the rest of an end, and who waits for that waits for us to have ended */
     clean_up(plan);
     if (!(plan->flags & PLAN_ENTER)) door_collect(1000);
     die(0);

@@ -63,7 +63,18 @@ from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
 from dockless.sandbox.run.logfile import Row
-from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, WAITS, by_name, names_stay, open_directory, root, taken
+from dockless.sandbox.run.places import (
+    DESCRIPTORS,
+    DETACHED,
+    FOREGROUND,
+    WAITS,
+    by_name,
+    leaving,
+    names_stay,
+    open_directory,
+    root,
+    taken,
+)
 from dockless.sandbox.run.process import ENDS_WITH_IT, Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
@@ -79,7 +90,7 @@ def find(id: str, state_root: Path | None = None) -> Box | None:
         return None
     check_id(id)
     places = (root(kind, state_root) / id for kind in (DETACHED, FOREGROUND))
-    return next((Box(id, place) for place in places if place.is_dir()), None)
+    return next((Box(id, place) for place in places if place.is_dir() and place not in leaving), None)
 
 
 def get(id: str) -> Box:
@@ -100,7 +111,11 @@ def everything(state_root: Path | None = None, *, kinds: tuple[str, ...] = (DETA
         place = root(kind, state_root)
         with contextlib.suppress(FileNotFoundError):
             names = (name for name in sorted(os.listdir(place)) if os.path.isdir(place / name))
-            yield from (Box(name, place / name) for name in names if kind == DETACHED or not os.path.lexists(place / name / WAITS))
+            yield from (Box(name, place / name) for name in names if kind == DETACHED or not _hidden(place / name))
+
+
+def _hidden(directory: Path) -> bool:
+    return directory in leaving or os.path.lexists(directory / WAITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ from dockless.sandbox.run.start import (
     document_of,
     find_image,
     hold,
+    keep_layers,
     make_cgroup,
     new_id,
+    note_layers,
     occupy,
     pins,
     warnings_of,
@@ -253,6 +255,7 @@ def _start(
     (out_reader, out), (err_reader, err) = _pipe(opened), _pipe(opened)
     start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased, network=network)
     start.slots.update({SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader})
+    keep_layers(start, opened)
     warnings = warnings_of(spec, group) + unbounded + start.ready.resolved.warnings + start.warnings + _keep_image(image, made.directory)
     known = document_of(asked, image, start, group, warnings)
     documents.write(made.directory, known)
@@ -264,6 +267,7 @@ def _start(
     with listening.told(made.directory, lambda: documents.written(known)) if place.removed else contextlib.nullcontext():
         running = carry_out(start, keeper_name(name), cgroup=removed_group, detached=True)
     try:
+        note_layers(start, running.keeper_pid)
         _await_started(made, running, removed=bool(place.removed))
     finally:
         collect_ended()

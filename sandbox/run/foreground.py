@@ -223,6 +223,10 @@ class ForegroundSandbox:
             raise
         return True
 
+    def _undo(self) -> None:
+        """Remove all of one that has ended."""
+        self._stack.close()
+
     def wait(self, timeout: float | None = None) -> Exit:
         """How it ended, with the cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
         if self._exit is None:
@@ -285,7 +289,7 @@ class ForegroundSandbox:
                 self._process.wait()
         finally:
             try:
-                self._stack.close()
+                self._undo()
             except Exception as cleanup:
                 if error is None:
                     raise

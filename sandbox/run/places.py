@@ -22,6 +22,8 @@ GROUP = "run-"
 DOOR = "door"
 WAITS = "waits"
 """In the directory of one that waits for its program: nobody can name it, and no list has it."""
+leaving: set[Path] = set()
+"""Directories of sandboxes that have ended, and that this process is just removing: they are in no list."""
 _ADDRESS = 108
 """Bytes of an address, with its NUL. unix(7)"""
 

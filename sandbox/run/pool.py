@@ -4,10 +4,11 @@
 
     fill     ``size`` launchers carry out the plan up to its BARRIER, by themselves         native/launcher/barrier.c
     take     one of them gets a command, variables, a directory and three streams: the exec is all that is left
-    refill   another one begins, while the launcher of the one that was taken does the rest
+    leave    everything in it is dead; who took it goes on
+    refill   what was left is removed, and another one begins
 
-Of the pool's own there is no process, and a thread only while another one begins: a launcher that has been started needs nobody. Each has a
-leash, so nothing is left of a pool whose owner is killed. One that nobody takes in time ends by its own clock.
+Of the pool's own there is no process, and a thread only while one begins or is removed: a launcher that has been started needs nobody. Each
+has a leash, so nothing is left of a pool whose owner is killed. One that nobody takes in time ends by its own clock.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import stat
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from dockless.base import json
 from dockless.base.dataclass import replace
 from dockless.base.descriptors import received, send
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, SandboxError, SandboxGone, Unsupported
 from dockless.sandbox.command import directory
@@ -32,7 +35,7 @@ from dockless.sandbox.resolve import command_of
 from dockless.sandbox.run import children, documents, listening
 from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.run.joining import join, leave_at_end
-from dockless.sandbox.run.places import WAITS
+from dockless.sandbox.run.places import WAITS, leaving
 from dockless.sandbox.run.prepared import Prepared, waiting, with_program
 from dockless.sandbox.run.start import StartInputs, find_image, held_open, pins, prepare
 from dockless.sandbox.spec import Spec
@@ -59,6 +62,8 @@ class WaitingSandbox(ForegroundSandbox):
     """Whether no list has it while it waits."""
     prepared = False
     """Whether it has been seen to wait."""
+    later: Callable[[WaitingSandbox, Callable[[], None]], None] | None = None
+    """Has what is left of one that has ended removed by somebody else; it is in no list any more."""
 
     def prepare(self, image: Image, pin: Sequence[int], ready: Callable[[bool], Prepared]) -> None:
         """Everything but its program, which the launcher does by itself: returns at once. ``pin``: keeps the image in the store. ``ready``:
@@ -136,12 +141,11 @@ class WaitingSandbox(ForegroundSandbox):
         assert self._ready is not None
         ready = with_program(self._ready, self.spec, image, self._workdir)
         self.plan, self.identity = ready.plan, ready.resolved.identity
+        self._note(ready)  # while it begins: nobody lists it as long as it waits
         with listening.told(self.directory, lambda: self._document(ready).encode("ascii")):
             self.process.await_given(ready.plan)
-        if self.process.waits:  # else there is nothing left of it to be found
-            self._note(ready)
-            with contextlib.suppress(OSError):
-                os.unlink(self.directory / WAITS)
+        with contextlib.suppress(OSError):
+            os.unlink(self.directory / WAITS)
 
     def hand_over(self, to: socket, pool: str) -> None:
         """Send it to a process that gives it its program: ``taking.TakenSandbox``. It is that one's, and no longer ours; ``OSError``, and
@@ -152,6 +156,7 @@ class WaitingSandbox(ForegroundSandbox):
             "made": pool,
             "id": self.id,
             "keeper": self.process.keeper_pid,
+            "init": self.process.pid,
             "cgroup": self._cgroup.text if self._cgroup else "",
             "prepared": self.prepared,
             "warnings": self.warnings,
@@ -164,16 +169,33 @@ class WaitingSandbox(ForegroundSandbox):
         if self._cgroup is not None:
             self._cgroup.close()
 
+    def _undo(self) -> None:
+        if self.later is None or self._process is None or not self._process.ended:
+            return super()._undo()
+        rest, stack = self._process.apart(), self._stack.pop_all()
+        stack.callback(rest.close)
+        self._cgroup = None
+        self.later(self, stack.close)
+        return None
+
     @property
     def _workdir(self) -> str:
         assert self._ready is not None
         return directory(self.spec.workdir) if self.spec.workdir else self._ready.resolved.workdir
 
 
+def _remove(directory: Path, remove: Callable[[], None]) -> None:
+    try:
+        remove()
+    finally:
+        leaving.discard(directory)
+
+
 class Pool:
     """``size`` sandboxes of one spec that wait. Its image stays what it was when the pool was made. ``expire``: seconds after which one
     that nobody has taken ends, 0 for never. Safe to use from several threads. Entering fills it; leaving ends all that wait, and none that
-    was taken. ``Unsupported`` for a spec with GPUs, published ports or addresses that it names."""
+    was taken; what those that have ended left is gone then. ``Unsupported`` for a spec with GPUs, published ports or addresses that it
+    names."""
 
     def __init__(self, spec: Spec, *, size: int, expire: float = 0.0, labels: Mapping[str, str] | None = None) -> None:
         if spec.gpus or spec.cdi:
@@ -188,6 +210,7 @@ class Pool:
         self._labels = dict(labels or {})
         self._plans: dict[bool, Prepared] = {}
         self._waiting: deque[WaitingSandbox] = deque()
+        self._left: deque[Callable[[], None]] = deque()
         self._closed = True
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
@@ -235,6 +258,7 @@ class Pool:
                 if found is not None and isinstance(error, SandboxGone if box.prepared else DocklessError):
                     continue  # it had waited for too long, or could not be made, of which the next one says why
                 raise
+            box.later = self._leave
             return box
 
     def next(self) -> WaitingSandbox | None:
@@ -262,13 +286,33 @@ class Pool:
         full = False
         try:
             time.sleep(_ASIDE)
+            self._remove_left()
             with contextlib.suppress(DocklessError, OSError):  # the next take says it, if it cannot be had then either
                 self._fill()
                 full = True
         finally:
             self._filling.release()
-        if full and not self._closed and len(self._waiting) < self.size:  # one was taken just now
+        if self._left or (full and not self._closed and len(self._waiting) < self.size):  # one was taken, or left, just now
             self._refill()
+
+    def _leave(self, box: WaitingSandbox, remove: Callable[[], None]) -> None:
+        """Have what is left of one removed. Where that would be of more than the pool's size, whoever left the last one does it."""
+        leaving.add(box.directory)
+        self._left.append(partial(_remove, box.directory, remove))
+        if self._closed or len(self._left) > self.size:
+            self._remove_left()
+        else:
+            self._refill()
+
+    def _remove_left(self) -> None:
+        """What cannot be removed now is left to ``reconcile``, as what is left by a program that was killed."""
+        while True:
+            try:
+                remove = self._left.popleft()
+            except IndexError:
+                return
+            with contextlib.suppress(DocklessError, OSError):
+                remove()
 
     def _fill(self) -> None:
         """Begin as many as there are too few."""
@@ -306,5 +350,6 @@ class Pool:
             box.kill()
         with contextlib.ExitStack() as all_of_them:
             all_of_them.push(self._opened)
+            all_of_them.callback(self._remove_left)
             for box in boxes:
                 all_of_them.push(box)

@@ -197,11 +197,13 @@ class Process:
         return self._launched.pid
 
     @classmethod
-    def taken_over(cls, plan: Plan, keeper: int, descriptors: Sequence[int]) -> Process:
-        """One that another process has begun, and lets go of. ``descriptors``: its ``descriptors``, which are ours from now on."""
+    def taken_over(cls, plan: Plan, keeper: int, init: int, descriptors: Sequence[int]) -> Process:
+        """One that another process has begun, and lets go of. ``init``: 0 where nobody has seen it wait. ``descriptors``: its
+        ``descriptors``, which are ours from now on."""
         plan_fd, report, leash, pidfd = descriptors
         process = cls(native.Launched(keeper, pidfd, False), plan, plan_fd, report, leash, time.time())
         process._due = math.inf
+        process.pid = init
         return process
 
     @property
@@ -246,7 +248,7 @@ class Process:
 
     def await_barrier(self) -> None:
         """Until it waits for its program; else the error of the operation that failed."""
-        self._await_report(_WAITING)
+        self.pid = self._await_report(_WAITING)
 
     @property
     def waits(self) -> bool:
@@ -426,6 +428,19 @@ class Process:
         leash, self._leash_fd = self._leash_fd, -1
         self.release()
         return leash
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known how it ended: everything inside is dead."""
+        return self._exit is not None
+
+    def apart(self) -> Process:
+        """What is left to be closed of one that has ended, for who does so later; this one is closed."""
+        with self._lock:
+            rest = Process(self._launched, self._plan, self._plan_fd, self._report_fd, self._leash_fd, self._started)
+            rest._init_fd, rest._timer_fd, rest._watched, rest._exit = self._init_fd, self._timer_fd, self._watched, self._exit
+            self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
+            return rest
 
     def close(self) -> None:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""

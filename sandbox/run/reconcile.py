@@ -9,6 +9,7 @@ its keeper was killed between removing the one and the other.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -28,7 +29,16 @@ _SETTLED = 10.0
 def reconcile() -> list[str]:
     """Remove leftovers of this user's sandboxes: the names of what was removed, and of the networks' table where
     another program had changed it. Whatever still runs, or has records, is left alone."""
+    _notes_of_layers()
     return _groups() + _directories() + _addresses()
+
+
+def _notes_of_layers() -> None:
+    if os.geteuid() == 0:
+        from dockless.images.layers import mounts
+
+        with contextlib.suppress(OSError):
+            mounts.sweep()
 
 
 def _addresses() -> list[str]:

@@ -213,6 +213,20 @@ def _bundle(fds: Sequence[int], opened: contextlib.ExitStack) -> int:
     return theirs.fileno()
 
 
+def keep_layers(start: StartInputs, opened: contextlib.ExitStack) -> None:
+    """Its keeper holds the mounts of its layers, too, for as long as it lives: of one that outlives us."""
+    if layers := [start.slots[slot] for slot in start.ready.plan.held]:
+        start.slots[SLOT_HELD] = _bundle([start.slots[SLOT_HELD], *layers], opened)
+
+
+def note_layers(start: StartInputs, keeper: int) -> None:
+    """Others find them there: ``images.layers.mounts``."""
+    for place, (slot, layer) in enumerate(start.ready.plan.held.items(), 2):  # the first is what it holds besides
+        from dockless.images.layers import erofs
+
+        erofs.note_keeper(layer.path, *layer.tars, fd=start.slots[slot], keeper=keeper, socket=SLOT_HELD, place=place)
+
+
 def document_of(asked: Document, image: Image, start: StartInputs, group: Cgroup | None, warnings: tuple[str, ...]) -> Document:
     """What is written down about it, of what was ``asked`` and what has become of that."""
     return replace(

@@ -46,7 +46,7 @@ class TakenSandbox(WaitingSandbox):
             self._stack.callback(remove_cgroup, self._cgroup)
         self._owner = socket(fileno=fds[0])
         self._stack.callback(self._owner.close)
-        self._process = Process.taken_over(like.plan, said["keeper"], fds[1:5])
+        self._process = Process.taken_over(like.plan, said["keeper"], said["init"], fds[1:5])
         self._stack.callback(self._process.close)
         self._ready, self.prepared = like, said["prepared"]
         self.warnings = tuple(said["warnings"])

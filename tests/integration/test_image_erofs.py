@@ -595,7 +595,7 @@ def test_descriptors_that_others_closed(tmp_path):
     """As whoever makes a daemon of a process does: what has the number now is neither given out nor closed."""
     layer = simple(tmp_path / "layer")
     os.close(layer.open())
-    ((fd, _),) = erofs._held.values()
+    ((fd, *_),) = erofs._held.values()
     os.close(fd)
     other = os.open("/", os.O_RDONLY)
     try:

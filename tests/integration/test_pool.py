@@ -24,6 +24,7 @@ from dockless.cgroups import find_delegation
 from dockless.errors import BadInput, CommandNotFound, ImageInUse, LaunchFailed, SandboxError, SandboxGone, Unsupported
 from dockless.images import Store
 from dockless.sandbox.run.places import GROUP, root
+from dockless.sandbox.run.process import Process
 
 pytestmark = requires("userns", "overlay")
 
@@ -114,6 +115,61 @@ def test_streams(tmp_path: Path):
         assert user == "again\n"
     with Pool(ref, size=1, tty=True) as pool, pool.take(["sh", "-c", "tty; stty size; exit 3"]) as box:
         assert b"/dev/" in box.communicate()[0] and box.returncode == 3
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What is left of a sandbox is removed when the event says so."""
+    may = threading.Event()
+    close = Process.close
+    monkeypatch.setattr(Process, "close", lambda self: (self.ended and self._plan_fd >= 0 and may.wait(20), close(self))[1])
+    yield may
+    may.set()
+
+
+def test_who_leaves_one_waits_for_nothing_to_be_removed(tmp_path: Path, slow):
+    """Nor for its keeper to end. It is in no list, and gone when the pool is."""
+    ref = load(tmp_path, [])
+    before = places()
+    with Pool(ref, size=1) as pool:
+        with pool.take(["echo", "said"], stdout=PIPE) as box:
+            assert box.communicate() == (b"said\n", None)
+        kept = box.id
+        assert (box.returncode, box.wait().code) == (0, 0)
+        assert places() >= {kept, GROUP + kept} or find_delegation(ask_systemd=False).path is None
+        assert kept not in [one.id for one in dockless.list()]
+        with pytest.raises(SandboxGone):
+            dockless.Sandbox.open(kept)
+        box.kill()
+        slow.set()
+    assert places() == before
+
+
+def test_who_leaves_more_than_the_pool_has_removes_them(tmp_path: Path, slow):
+    ref = load(tmp_path, [])
+    threading.Timer(1, slow.set).start()
+    with Pool(ref, size=1) as pool:
+        for _ in range(3):
+            assert pool.run(["true"]).returncode == 0
+        assert slow.is_set() and len(pool._waiting._left) <= 1
+
+
+def test_it_is_listed_when_it_runs_and_not_before(tmp_path: Path, monkeypatch):
+    ref = load(tmp_path, [])
+    await_given = Process.await_given
+    seen: list[list[str]] = []
+    written: list[bool] = []
+
+    def looks(self: Process, plan) -> None:
+        seen.append([one.id for one in dockless.list()])
+        written.extend((path / "spec.json").exists() for path in root("running").iterdir())
+        await_given(self, plan)
+
+    monkeypatch.setattr(Process, "await_given", looks)
+    with Pool(ref, size=1) as pool, pool.take(["sleep", "100"]) as box:
+        assert seen == [[]] and any(written)
+        assert [one.id for one in dockless.list()] == [box.id]
+        assert dockless.Sandbox.open(box.id).pid == box.pid > 0
 
 
 @requires("root")

@@ -137,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.flush()
         except (OSError, ValueError, AttributeError):  # closed, or never open
             pass
+    if layers := sys.modules.get("dockless.images.layers.erofs"):
+        layers.forget_notes()
     os._exit(code)  # taking the interpreter apart would take as long as a sandbox lives
 
 
