@@ -3,15 +3,16 @@
 ::
 
     <runtime>/layers/lock                               held for as long as it takes to look for a mount, or to make and note one
-    <runtime>/layers/BOOT.FILES/PID-FD-PLACE-MOUNT      a note: an empty file
+    <runtime>/layers/BOOT.FILES/PID-BORN-FD-PLACE-MOUNT a note: an empty file
 
 FILES are the index and its tar by their numbers: a layer that was removed and made again is another one. The process PID has the mount at
 its descriptor FD; or, where PLACE is not 0, FD is a socket, and the mount is at that place among the descriptors that wait in it, which is
-how a sandbox's keeper has what it holds. MOUNT is the kernel's own number of the mount, which no other gets before the next boot: whatever
-has become of that process, what is found is that mount, or nothing.
+how a sandbox's keeper has what it holds. BORN is the kernel's own number of that process. Another one that has its PID now is left alone:
+it may be anybody's, and to close what it has may take for ever. MOUNT is the kernel's own number of the mount, which no other gets before
+the next boot: whatever has become of that process, what is found is that mount, or nothing.
 
 A note counts no users and keeps nothing alive: the kernel takes a mount away with the last process that has it, or a clone of it, however
-that ends. The note then leads nowhere, and who comes next removes it. proc_pid_fd(5), pidfd_getfd(2), statx(2)
+that ends. The note then leads nowhere, and who comes next removes it. proc_pid_fd(5), pidfd_open(2), pidfd_getfd(2), statx(2)
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from collections.abc import Iterator
 from dockless import native
 from dockless.base import paths
 from dockless.base.path import Path
+from dockless.base.pidfds import hold
 from dockless.errors import Unwritable
 
 OPEN_TREE, PIDFD_GETFD = 428, 438
 _STATX = {"x86_64": 332, "aarch64": 291}
-_CLONE, _EMPTY_PATH = 1 | os.O_CLOEXEC, 0x1000
+_CLONE, _EMPTY_PATH, _DONT_SYNC = 1 | os.O_CLOEXEC, 0x1000, 0x4000
 _UNIQUE, _MOUNT_AT = 0x4000, 144
 """STATX_MNT_ID_UNIQUE, and where struct statx has it. Linux 6.8"""
 _WAIT = 0.05
@@ -99,7 +101,7 @@ def note(files: str, fd: int, *, keeper: int = 0, socket: int = 0, place: int = 
     """Others find the mount of ``files``, which ``fd`` is. ``keeper``: who has it, at this ``place`` in its ``socket``, if not we at
     ``fd``. The note, for ``forget``; None where there can be none."""
     with contextlib.suppress(OSError, Unwritable):
-        made = _notes_of(files) / f"{keeper or os.getpid()}-{socket if keeper else fd}-{place}-{_number(fd)}"
+        made = _notes_of(files) / "-".join(map(str, (*_named(keeper or os.getpid()), socket if keeper else fd, place, _number(fd))))
         os.close(_made(made))
         return made
     return None
@@ -157,10 +159,16 @@ def _cloned(name: str) -> int:
 def _noted(name: str) -> int:
     """A descriptor of the mount that a note tells of. ``OSError``"""
     try:
-        process, at, place, mount = map(int, name.split("-"))
+        process, born, at, place, mount = map(int, name.split("-"))
     except ValueError:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
-    fd = _waiting(process, at, place) if place else os.open(f"/proc/{process}/fd/{at}", os.O_PATH | os.O_CLOEXEC)
+    pidfd = hold(process)
+    try:
+        if os.fstat(pidfd).st_ino != born:
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+        fd = _waiting(pidfd, at, place) if place else os.open(f"/proc/{process}/fd/{at}", os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(pidfd)
     try:
         if _number(fd) != mount:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -170,17 +178,22 @@ def _noted(name: str) -> int:
     return fd
 
 
-def _waiting(process: int, at: int, place: int) -> int:
+def _named(process: int) -> tuple[int, int]:
+    """Its number, and the one that no other process gets before the next boot: that of its pidfd, Linux 6.9. ``OSError``"""
+    pidfd = hold(process)
+    try:
+        return process, os.fstat(pidfd).st_ino
+    finally:
+        os.close(pidfd)
+
+
+def _waiting(pidfd: int, at: int, place: int) -> int:
     """Of the descriptors that wait in a socket of another process, and go on to wait there. ``OSError``"""
     from _socket import MSG_DONTWAIT, MSG_PEEK, socket
 
     from dockless.base.descriptors import received
 
-    pidfd = os.pidfd_open(process)
-    try:
-        taken = _checked(native.syscall(PIDFD_GETFD, pidfd, at, 0))
-    finally:
-        os.close(pidfd)
+    taken = _checked(native.syscall(PIDFD_GETFD, pidfd, at, 0))
     try:
         ours = socket(fileno=taken)
     except OSError:  # whatever else has the number now
@@ -197,7 +210,7 @@ def _waiting(process: int, at: int, place: int) -> int:
 def _number(fd: int) -> int:
     """The kernel's own number of the mount on which ``fd`` lies. ``OSError``"""
     facts = bytearray(256)
-    _checked(native.syscall(_STATX[os.uname().machine], fd, b"", _EMPTY_PATH, _UNIQUE, facts))
+    _checked(native.syscall(_STATX[os.uname().machine], fd, b"", _EMPTY_PATH | _DONT_SYNC, _UNIQUE, facts))
     if not int.from_bytes(facts[:4], "little") & _UNIQUE:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     return int.from_bytes(facts[_MOUNT_AT : _MOUNT_AT + 8], "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -171,14 +172,17 @@ def test_a_note_of_another_mount_is_not_believed(layer, tmp_path):
     """Its process has ended, and another has its number, with something else at that descriptor."""
     with other(layer) as (_, first):
         (true,) = notes()
-        pid, fd, _, number = true.name.split("-")
+        pid, born, fd, _, number = true.name.split("-")
+        ours = mounts._named(os.getpid())[1]
         elsewhere = os.open(tmp_path, os.O_PATH)
         try:
             for wrong in (
-                f"{os.getpid()}-{elsewhere}-0-{number}",
-                f"{os.getpid()}-{elsewhere}-1-{number}",
-                f"{pid}-{fd}-0-{int(number) + 1}",
-                f"{pid}-{fd}-7-{number}",
+                f"{os.getpid()}-{ours}-{elsewhere}-0-{number}",
+                f"{os.getpid()}-{ours}-{elsewhere}-1-{number}",
+                f"{pid}-{born}-{fd}-0-{int(number) + 1}",
+                f"{pid}-{born}-{fd}-7-{number}",
+                f"{pid}-{ours}-{fd}-0-{number}",
+                f"{pid}-{fd}-0-{number}",
                 "garbage",
             ):
                 true.rename(true.with_name(wrong))
@@ -189,6 +193,26 @@ def test_a_note_of_another_mount_is_not_believed(layer, tmp_path):
         finally:
             os.close(elsewhere)
         assert device(layer) == first
+
+
+def test_nothing_is_taken_from_who_has_a_keepers_number_now(layer, monkeypatch):
+    """The attack: a keeper has ended, and any user's process has its number and, where the mounts were, a socket with files of hers.
+    To close such a file can take for ever: of FUSE its owner answers for that, or does not."""
+    with other(layer) as _:
+        files = next(iter(notes())).parent
+        for path in notes():
+            mounts.forget(path)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, open(os.devnull) as hers:
+            socket.send_fds(ours, [b"held"], [hers.fileno()] * 2)
+            pid, born = mounts._named(os.getpid())
+            paths.make(files)
+            (files / f"{pid}-{born + 1}-{theirs.fileno()}-2-7").touch()
+            closed, close = [], os.close
+            monkeypatch.setattr(os, "close", lambda fd: (closed.append(os.readlink(f"/proc/self/fd/{fd}")), close(fd)))
+            assert mounts.find(files.name.partition(".")[2]) == -1
+            assert closed and os.devnull not in closed
+            assert not notes()
 
 
 def test_notes_of_another_boot_lead_nowhere(layer, monkeypatch):
