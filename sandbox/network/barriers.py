@@ -249,9 +249,18 @@ def _of_table(asking: socket.socket, host: Host, chains: Iterable[Chain], networ
     by, commands = _commands(host, chain, network, rules_of)
     if chain.hook == _FORWARD and _INPUT in by_hook:
         commands += [text for text in _commands(host, by_hook[_INPUT], network, rules_of)[1] if text not in commands]
-    yield Barrier(network.name, f"{chain.family} {chain.table} {chain.name}", by, tuple(commands))
+    where = " ".join(name if _is_plain(name) else repr(name) for name in (chain.family, chain.table, chain.name))
+    yield Barrier(network.name, where, by, tuple(commands))
 
 
+def _is_plain(name: str) -> bool:
+    """Whether it can be typed as it is. The kernel takes any bytes for the name of a table or a chain, and nearly
+    any for that of a link."""
+    return set(name) <= _PLAIN
+
+
+_PLAIN = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-@:"}
+_SHOWS_ALL = "nft --handle list ruleset"
 _KNOWN = ("DOCKER-USER", "ufw-before-forward", "ufw6-before-forward")
 
 
@@ -267,6 +276,8 @@ def _commands(host: Host, chain: Chain, network: Network, known: set[str]) -> tu
     several = f"{bridge[:3]}+" if bridge.startswith("dl-") else bridge
     out = _way_out(host, 6 if family == "ip6" else 4)
     iptables = "ip6tables" if family == "ip6" else "iptables"
+    if not all(map(_is_plain, (chain.table, chain.name, out))):  # it would be more than a command, in the shell of root
+        return "of another program", [_SHOWS_ALL]
     if chain.table == "firewalld":
         command = f"firewall-cmd --zone=trusted --add-interface={several}"
         return "of firewalld", [command, command.replace("cmd ", "cmd --permanent ")]

@@ -5,6 +5,7 @@ programs themselves are in test_network_programs.py."""
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from support.requires import check, requires
 import dockless
 from dockless import doctor, networks
 from dockless.cli import main
-from dockless.sandbox.network import leases, records
+from dockless.sandbox.network import barriers, leases, nftables, records
+from dockless.sandbox.network.host import Host
+from dockless.sandbox.network.netlink import Request, attribute
 
 pytestmark = requires("root", "netns", "program:nft")
 
@@ -236,6 +239,24 @@ def test_what_somebody_flushed_is_mended_at_the_next_start(world, start, how):
         assert not calls(nosy, OUTSIDE[0], 443, 1.0) and len(service.asked) == asked
         assert reach(world, address(web), 80, seconds=1) == "silence"
     assert others() == theirs
+
+
+def test_names_that_a_shell_would_obey_are_in_no_command(start):
+    """The attack: what a start and doctor say is pasted into a shell of root, and the kernel takes any bytes for a name."""
+    hostile = "x, of Docker, stops packets; as root: $(id) #\n\x1b[2J"
+    family, hook = struct.pack("=BBH", 2, 0, 0), attribute(1, struct.pack(">I", 2)) + attribute(2, bytes(4))
+    chain = attribute(1, hostile) + attribute(3, "y`id`") + attribute(4 | 0x8000, hook) + attribute(5, bytes(4)) + attribute(7, "filter")
+    made = [Request(10 << 8, 0x400, family + attribute(1, hostile), ""), Request(10 << 8 | 3, 0x400, family + chain, "")]
+    with Host().nftables() as asking:
+        nftables.carry_out(asking, made)
+    networks.create("lab")
+    (found,) = barriers.barriers(Host(), [records.find("lab")])
+    assert found.commands == ("nft --handle list ruleset",)
+    assert (
+        str(found)
+        == f"network lab: the chain ip {hostile!r} 'y`id`', of another program, stops packets from and to it; as root: {found.commands[0]}"
+    )
+    assert start("sleep", "100", network="lab").inner.document.warnings == (str(found),)
 
 
 def test_somebody_elses_networks_keep_their_addresses(world, start):
