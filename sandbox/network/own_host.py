@@ -9,7 +9,11 @@
 
 The holder is in none of these namespaces; it runs as the user and gives descriptors to processes of hers. A connection is held by a
 sandbox's keeper, so that nobody has to say when a sandbox has ended. Who is connected has been given the descriptors, or the holder was
-just ending and there is none. docs/decisions/158-user-networks-without-root.md
+just ending and there is none.
+
+A bind mount that shows the runtime directory inside a sandbox, even a read-only one, lets a program in there connect, too, and its root is
+the user. So who connects sends a descriptor of the user namespace that it is in, and only that of the holder counts: it is not open
+to who is in one below it, as at a sandbox's door (native/launcher/door.c). docs/decisions/158-user-networks-without-root.md
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from dockless.sandbox.network.host import Host
 SOCKET, LOCK = ".holder", ".holder.lock"
 NULL_FD, LISTENING_FD, NETWORK_FD, USER_FD = 0, 3, 4, 5
 _CODE = "import sys; sys.path += sys.argv[1:]\nfrom dockless.sandbox.network.own_host import main\nmain()"
-_HERE, _MINE, _TOLD, _FIND, _KEEP, _FOUND, _NONE = b"here", b"mine %d", b"told", b"find %d", b"keep", b"found", b"none"
+_OUTSIDE, _HERE, _STRANGER = b"outside", b"here", b"stranger"
+_MINE, _TOLD, _FIND, _KEEP, _FOUND, _NONE = b"mine %d", b"told", b"find %d", b"keep", b"found", b"none"
+_OWN = "/proc/self/ns/user"
 _ANSWERS_WITHIN = 10.0
 """Seconds."""
 _MOST = 64
@@ -72,12 +78,20 @@ def connecting(opened: contextlib.ExitStack) -> socket.socket:
 def answered(client: socket.socket, opened: contextlib.ExitStack) -> OwnHost:
     """What the holder gives. ``OSError`` where it is ending; ``NetworkError``"""
     try:
+        own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            socket.send_fds(client, [_OUTSIDE], [own])
+        finally:
+            os.close(own)
         said, fds = _received(client, 3)
     except TimeoutError as error:
         hint = "it was stopped, or the host is busy: end the sandboxes that are on networks, and start them again"
         raise NetworkError("the process that holds this user's networks does not answer", subject="network", hint=hint) from error
     for fd in fds:
         opened.callback(os.close, fd)
+    if said == _STRANGER:
+        hint = "run dockless where her other sandboxes were started, or with another DOCKLESS_HOME"
+        raise NetworkError("this user's networks are held by a process of another user namespace", subject="network", hint=hint)
     if said != _HERE or len(fds) != 3:
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     return OwnHost(Host(*fds), client)
@@ -151,10 +165,10 @@ def _received(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
 
 
 class _Client:
-    """``inode``: of the directory of the sandbox whose namespaces ``fds`` are."""
+    """``outside``: whether it has proved to be in no sandbox. ``inode``: of the directory of the sandbox whose namespaces ``fds`` are."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.inode, self.fds = connection, 0, list[int]()
+        self.connection, self.outside, self.inode, self.fds = connection, False, 0, list[int]()
 
     def close(self) -> None:
         for fd in self.fds:
@@ -171,6 +185,7 @@ class Holder:
         self._kept: list[int] = []
         self._polled = select.poll()
         self._polled.register(listening, select.POLLIN)
+        self._own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         listening.setblocking(False)
 
     def run(self) -> None:
@@ -193,11 +208,7 @@ class Holder:
             return False
         connection.setblocking(False)
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        try:
-            if uid != os.getuid():
-                raise PermissionError
-            socket.send_fds(connection, [_HERE], self._given)
-        except OSError:
+        if uid != os.getuid():
             connection.close()
             return True
         self._clients[connection.fileno()] = _Client(connection)
@@ -213,6 +224,14 @@ class Holder:
         except OSError:
             return False
         word, _, number = said.partition(b" ")
+        if not client.outside:
+            client.outside = word == _OUTSIDE and len(fds) == 1 and os.path.sameopenfile(fds[0], self._own)
+            for fd in fds:
+                os.close(fd)
+            if client.outside:
+                return self._say(client, _HERE, self._given)
+            self._say(client, _STRANGER, [])
+            return False
         if word == b"keep":
             self._kept += fds
             return True

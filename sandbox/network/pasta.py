@@ -41,6 +41,9 @@ _LINK_LOCAL = "fe80::2/128"
 pasta take that for the sandbox's address."""
 _OF_THE_WORLD = ("2000::/3", "fc00::/7", "64:ff9b::/96")
 """All of IPv6 that leads beyond a link. Without a route to fe80::/10 the host's own addresses there are out of reach."""
+_MAPPED = ip_network("::ffff:0:0/96")
+"""IPv4 in IPv6, which no socket sends: written to a link by hand it is for pasta, whose own socket takes ::ffff:127.0.0.1 for the host's
+loopback. RFC 4291"""
 _NET_ADMIN, _NET_RAW, _SYS_PTRACE = 1 << 12, 1 << 13, 1 << 19
 _INSTALL = "apt install passt (Fedora, Arch: passt), or --network host or none"
 
@@ -249,7 +252,7 @@ def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress,
     requests += [rtnetlink.add_address(link, index, ip_interface(address.own)) for address in addresses]
     for address in addresses:
         refused = [] if egress.host else [net for net in map(ip_network, (*own, *METADATA.values())) if net.version == address.version]
-        requests += [rtnetlink.refuse_route(net) for net in refused]
+        requests += [rtnetlink.refuse_route(net) for net in (*refused, *([_MAPPED] if address.version == 6 else []))]
         requests += [rtnetlink.add_route(net, address.gateway, link, index) for net in _allowed(egress, address.version, refused)]
     return requests
 

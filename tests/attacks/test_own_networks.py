@@ -9,6 +9,8 @@ from support.requires import requires
 pytestmark = requires("pasta")
 
 
-@pytest.mark.parametrize("case", ["host_is_closed", "another_sandbox_of_hers", "addresses_of_others"])
+@pytest.mark.parametrize(
+    "case", ["host_is_closed", "mapped_to_loopback", "one_who_sees_the_socket", "another_sandbox_of_hers", "addresses_of_others"]
+)
 def test_on_a_host_of_its_own(home, case):
     pasta.run(home, case, cases="own_networks_cases")

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ from dockless import networks
 from dockless.base import idmaps
 from dockless.cli import main
 from dockless.errors import AddressTaken, BadInput, NetworkInUse, Unsupported
+from dockless.sandbox.network import own_host
 from dockless.sandbox.spec import Mount
 
 HOLDER, RESOLVER = "own_host import main", "resolver import main"
@@ -303,6 +306,79 @@ def host_is_closed() -> None:
         )
         said_in(one, "ip", "route", "add", "127.0.0.0/8", "via", gateway4, "dev", "eth0")
         assert asks(one, "tcp", "127.0.0.1", 9000).startswith("error")
+
+
+def mapped_to_loopback() -> None:
+    """The attack: of packets for ::ffff:127.0.0.1, written by hand, pasta would make a connection to the host's loopback."""
+    networks.create("lab")
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(socket.create_server(("127.0.0.1", 9555)))
+        heard = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        heard.bind(("127.0.0.1", 9555))
+        one = opened.enter_context(box("one", "lab", cap_add=["NET_RAW"]))
+        done = one.exec("python3", "-c", MAPPED, networks.get("lab").gateways[1], FAR6, "::ffff:127.0.0.1", text=True)
+        assert done.stdout == "an answer\n", (done.stdout, done.stderr)  # what is written by hand leaves: from the world one comes
+        assert not select.select([listening, heard], [], [], 1)[0]
+
+
+MAPPED = """
+import socket, struct, subprocess, sys, time
+gateway, far, mapped = sys.argv[1:]
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as s:
+    s.connect((gateway, 9))
+    s.send(b"x")
+    source = socket.inet_pton(socket.AF_INET6, s.getsockname()[0])
+while "lladdr" not in (found := subprocess.run(["ip", "-6", "neigh", "show", gateway], capture_output=True, text=True).stdout):
+    time.sleep(0.05)
+to = bytes.fromhex(found.split("lladdr ")[1].split()[0].replace(":", ""))
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0x86DD)
+link.bind(("eth0", 0x86DD))
+link.settimeout(5)
+own = link.getsockname()[4]
+def summed(data):
+    total = sum(struct.unpack(f">{len(data + bytes(len(data) % 2)) // 2}H", data + bytes(len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return struct.pack(">H", ~total & 0xFFFF)
+for address, port in ((mapped, 9555), (far, 7000)):
+    target = socket.inet_pton(socket.AF_INET6, address)
+    syn = struct.pack(">HHIIBBHHH", 40001, port, 1, 0, 80, 2, 65535, 0, 0)
+    word = struct.pack(">HHHH", 40000, port, 9, 0) + b"x"
+    for protocol, body, at in ((6, syn, 16), (17, word, 6)):
+        body = body[:at] + summed(source + target + struct.pack(">II", len(body), protocol) + body) + body[at + 2 :]
+        link.send(to + own + b"\\x86\\xdd" + struct.pack(">IHBB", 6 << 28, len(body), protocol, 64) + source + target + body)
+while link.recv(2000)[22:38] != socket.inet_pton(socket.AF_INET6, far):
+    pass
+print("an answer")
+"""
+
+
+def one_who_sees_the_socket() -> None:
+    """The attack: one that has the runtime directory, even read-only, asks the holder for the namespaces of the bridges, and to have them
+    taken for another sandbox's, where the next one of hers would be let in."""
+    networks.create("lab")
+    places = Mount("bind", "/run/of/hers", source=str(own_host.place()), readonly=True)
+    with box("one", "lab") as one:
+        made = dockless.start(["sleep", "1000"], id="hostile", network="none", mounts=[places])
+        done = made.exec("python3", "-c", ASKS, str(os.stat(one.inner.directory).st_ino), text=True)
+        assert done.stdout == "nothing\nnothing\n", (done.stdout, done.stderr)
+        with box("two", "container:one") as two:
+            assert said_in(two, "ip", "-o", "link") == said_in(one, "ip", "-o", "link")
+        made.inner.remove()
+    nothing_is_left()
+
+
+ASKS = """
+import os, socket, sys
+own, network = (os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("user", "net"))
+for said, fds in ((b"outside", [own]), (b"mine " + sys.argv[1].encode(), [network, own])):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect("/run/of/hers/.holder")
+        asking.settimeout(10)
+        socket.send_fds(asking, [said], fds)
+        answer, given, _, _ = socket.recv_fds(asking, 64, 3)
+        print((answer, given) if given or answer not in (b"", b"stranger") else "nothing")
+"""
 
 
 def another_sandbox_of_hers() -> None:
