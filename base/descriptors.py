@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from _socket import CMSG_LEN, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SO_PEERCRED, SOL_SOCKET, socket
+from _socket import CMSG_LEN, MSG_CMSG_CLOEXEC, SCM_CREDENTIALS, SCM_RIGHTS, SO_PEERCRED, SOL_SOCKET, socket
 from collections.abc import Sequence
 
 _CREDENTIALS = struct.Struct("3i")
@@ -29,3 +29,11 @@ def received(connection: socket, size: int, count: int = 1, flags: int = 0) -> t
 def peer(connection: socket) -> int:
     """The user id of the other end, as it was when that connected, or began to listen."""
     return int(_CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))[1])
+
+
+def from_whom(connection: socket, size: int) -> tuple[bytes, int]:
+    """Up to ``size`` bytes, and the process that has sent them, 0 for none, where ``connection`` has SO_PASSCRED. Who has CAP_SYS_ADMIN
+    over a PID namespace can name any other process of it. ``OSError``"""
+    data, ancillary, _, _ = connection.recvmsg(size, CMSG_LEN(_CREDENTIALS.size), MSG_CMSG_CLOEXEC)
+    found = [raw for level, kind, raw in ancillary if (level, kind) == (SOL_SOCKET, SCM_CREDENTIALS) and len(raw) == _CREDENTIALS.size]
+    return data, _CREDENTIALS.unpack(found[0])[0] if found else 0

@@ -203,8 +203,8 @@ SETTINGS = (
         "networks.forward",
         "choice",
         "no",
-        "whether dockless has this host send packets on, which networks need that lead out: no, ipv4, both (then no router tells it its"
-        " own addresses of IPv6)",
+        "whether dockless may have this host forward packets, which networks that lead out need: no, ipv4, both (then no router tells it"
+        " its own addresses of IPv6)",
         0,
         ("no", "ipv4", "both"),
     ),

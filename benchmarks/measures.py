@@ -220,6 +220,13 @@ def zygote(scene: Scene, effort: Effort) -> Table:
     return measure(scene, max(10, effort.slow_starts // 2), max(200, effort.starts))
 
 
+def networks(scene: Scene, effort: Effort) -> Table:
+    """What a network adds to a start, what passes through it, and how many it holds."""
+    from benchmarks.networks import networks as measure
+
+    return measure(scene, max(8, effort.slow_starts), effort.at_once // 2, max(3, effort.slow_starts // 8))
+
+
 def many(scene: Scene, effort: Effort) -> Table:
     """Sandboxes that run at once."""
     from benchmarks.many import many as measure
@@ -265,6 +272,7 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "exec": entering,
     "pool": pool,
     "zygote": zygote,
+    "networks": networks,
     "many": many,
     "forks": forks,
     "together": together,

@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
         setns(here, CLONE_NEWNET);
         struct ifinfomsg link = {.ifi_flags = IFF_UP, .ifi_change = IFF_UP};
         char name[16];
-        snprintf(name, sizeof name, "fl%d", i);
+        snprintf(name, sizeof name, "fl%dx%d", (int)getpid(), i); /* the last one may still be there */
         struct nlmsghdr *h = begin(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &link, sizeof link);
         put(h, IFLA_IFNAME, name, strlen(name) + 1);
         put(h, IFLA_MASTER, &bridge, 4);

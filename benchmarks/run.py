@@ -1,7 +1,7 @@
 """``make bench``: measure, print tables, write JSON.
 
     run.py [--quick] [--starts N] [--burst N]
-            [--only start,memory,command,keeper,detail,threads,exec,pool,many,forks,together,streams,driver]
+            [--only start,memory,command,keeper,detail,threads,exec,pool,networks,many,forks,together,streams,driver]
             [--peers crun,bwrap] [--pin CPU] [--resident 8G] [--json FILE | -]
 
 Takes about three minutes, ``--quick`` half a minute. Results go to benchmarks/results.

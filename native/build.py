@@ -21,6 +21,7 @@ ffi.cdef(
     int shim_extend(const char *path, int keeper, uint64_t ns);
     int shim_netns(int userns, int *netns);
     int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
+    int shim_setting_in(int userns, int netns, const char *path, int flags);
     int shim_launcher_memfd(void);
     int shim_agent_memfd(void);
     int shim_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);

@@ -1,4 +1,4 @@
-/* Network namespaces and sockets in them. A child that shares our memory and our descriptors enters the namespaces and makes what is wanted: the thread that
+/* Network namespaces, sockets and settings in them. A child that shares our memory and our descriptors enters the namespaces and makes what is wanted: the thread that
  * calls stays where it is, whatever happens. Between clone and exit only raw system calls run, as in clone.c.
  */
 #define _GNU_SOURCE
@@ -11,6 +11,7 @@ enum { NEWUSER = 0x10000000, NEWNET = 0x40000000, CLOEXEC = 02000000, GET_NETNS 
 
 struct wanted {
     int userns, netns, domain, type, protocol;
+    const char *path; /* a file instead of a socket */
     int made_netns, made_socket, error;
 };
 
@@ -20,7 +21,8 @@ static void child(void *argument) {
     if (w->userns >= 0) w->error = (int)sys(NR_setns, w->userns, NEWUSER);
     if (!w->error) w->error = (int)(w->netns >= 0 ? sys(NR_setns, w->netns, NEWNET) : sys(NR_unshare, NEWNET));
     if (!w->error) {
-        if ((fd = sys(NR_socket, w->domain, w->type | CLOEXEC, w->protocol)) < 0) w->error = (int)fd;
+        fd = w->path ? sys(NR_openat, AT_FDCWD_, w->path, w->type | O_CLOEXEC_, 0) : sys(NR_socket, w->domain, w->type | CLOEXEC, w->protocol);
+        if (fd < 0) w->error = (int)fd;
         else w->made_socket = (int)fd;
     }
     if (!w->error && w->netns < 0) {
@@ -58,6 +60,12 @@ int shim_netns(int userns, int *netns) {
 
 int shim_socket_in(int userns, int netns, int domain, int type, int protocol) {
     struct wanted w = {.userns = userns, .netns = netns, .domain = domain, .type = type, .protocol = protocol};
+    int error = netns < 0 ? -E_INVAL : carry_out(&w);
+    return error ? error : w.made_socket;
+}
+
+int shim_setting_in(int userns, int netns, const char *path, int flags) {
+    struct wanted w = {.userns = userns, .netns = netns, .path = path, .type = flags};
     int error = netns < 0 ? -E_INVAL : carry_out(&w);
     return error ? error : w.made_socket;
 }

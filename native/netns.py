@@ -36,3 +36,8 @@ def socket_in(netns: int, family: int, kind: int, protocol: int = 0, *, user: in
     ``OSError``"""
     fd = _check(_lib().shim_socket_in(user, netns, family, kind, protocol), "setns")
     return socket.socket(family, kind, protocol, fd)
+
+
+def setting_in(netns: int, path: str, flags: int, *, user: int = -1) -> int:
+    """A descriptor of a file of /proc/sys/net, as the network namespace ``netns`` has it. ``user``: as of ``socket_in``. ``OSError``"""
+    return _check(_lib().shim_setting_in(user, netns, os.fsencode(path), flags), path)

@@ -21,6 +21,9 @@ int shim_extend(const char *path, int keeper, uint64_t ns);
 int shim_netns(int userns, int *netns);
 int shim_socket_in(int userns, int netns, int domain, int type, int protocol);
 
+/* netns.c: a file of /proc/sys/net as it is in that namespace. */
+int shim_setting_in(int userns, int netns, const char *path, int flags);
+
 /* shim.c */
 int shim_launcher_memfd(void);
 int shim_agent_memfd(void);

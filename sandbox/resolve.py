@@ -24,7 +24,6 @@ from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, asks_for_files_alone, environment
 from dockless.sandbox.hosts import hosts_file
-from dockless.sandbox.network.model import Egress
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.seccomp.default import default_filter
@@ -203,7 +202,9 @@ def _hardened(spec: Spec) -> Spec:
         return spec
     spec = replace(spec, root="readonly" if spec.root == "disk" else spec.root)
     if spec.network == "private":
-        return replace(spec, egress=spec.egress or Egress(host=False))
+        from dockless.sandbox.network.asked import what_may_leave
+
+        return replace(spec, egress=what_may_leave(spec))
     return replace(spec, network="none", dns=(), dns_search=(), dns_options=())
 
 

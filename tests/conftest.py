@@ -161,6 +161,17 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
+def passable(home: Path) -> Iterator[None]:
+    """Other users can come to the test's directories, as to /run/dockless; pytest's are closed to them, and are so again afterwards."""
+    closed = {one: mode for one in (home, *home.parents) if (mode := one.stat().st_mode & 0o7777) & 0o55 != 0o55}
+    for one, mode in closed.items():
+        one.chmod(mode | 0o55)
+    yield
+    for one, mode in closed.items():
+        one.chmod(mode)
+
+
+@pytest.fixture
 def own_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """``own_host("2x80G")``: simulated GPUs of a host of the test's own, the same for all its homes. What names them for other programs.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dockless.base.dataclass import replace
 from dockless.errors import NetworkError, NetworkInUse
-from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, records, resolver, table
+from dockless.sandbox.network import bridges, conntrack, leases, netlink, nftables, own_host, records, resolver, table
 from dockless.sandbox.network.asked import overlap
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.leases import Taken
@@ -17,7 +17,7 @@ from dockless.sandbox.network.model import Lease, Network
 from dockless.sandbox.network.netlink import Request
 
 
-def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done: list[Request]) -> bool:
+def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken]) -> bool:
     """Add what new leases need; the caller holds the lock, shared. False: the table is not as it was left, and has to be written as a
     whole."""
     name = records.table_name()
@@ -33,20 +33,24 @@ def admit(host: Host, networks: Sequence[Network], taken: Sequence[Taken], done:
             nftables.carry_out(asking, requests)
     except (NetworkError, OSError):
         return False
-    done += requests
     return True
 
 
-def write_all(host: Host, done: list[Request]) -> None:
+def write_all(host: Host) -> None:
     """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
     with records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
-        requests = table.requests_for(records.table_name(), networks, _living(host, networks))
-        with host.nftables() as asking:
-            nftables.carry_out(asking, requests)
+        _write(host, networks, _living(host, networks))
         _forget(host, dead)
-    done += requests
+
+
+def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> None:
+    """The whole table; without a network there is none. ``NetworkError``"""
+    name = records.table_name()
+    requests = table.requests_for(name, networks, living) if networks else table.requests_to_delete(name)
+    with host.nftables() as asking:
+        nftables.carry_out(asking, requests)
 
 
 def forget_before(host: Host, taken: Sequence[Taken], whole: bool) -> None:
@@ -77,43 +81,43 @@ def sweep() -> list[str]:
     names. ``NetworkError``, ``Unwritable``"""
     if not records.every():
         return []
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         networks = records.every()
         dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        if os.geteuid() != 0 and host.netns < 0:  # the table of a user is gone with her last sandbox
+            return [f"{lease.network}/{lease.addresses[0]}" for lease in dead]
         with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
-            living = _living(host, networks)
-            if not dead and not living:
-                return []  # nobody has used them since the host was booted
-            nftables.carry_out(asking, table.requests_for(records.table_name(), networks, living))
+        living = _living(host, networks)
+        if not dead and not living:
+            return []  # nobody has used them since the host was booted
+        _write(host, networks, living)
         _forget(host, dead)
     return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
 
 
 def remove(name: str) -> None:
     """Forget a network: its bridge goes, and with the last one the table. ``UnknownNetwork``, ``NetworkInUse``, ``NetworkError``"""
-    host = Host()
-    with records.lock(shared=False):
+    with own_host.looking() as host, records.lock(shared=False):
         network = records.find(name)
         if lives := leases.living(host, name):
-            count = "1 sandbox is" if len(lives) == 1 else f"{len(lives)} sandboxes are"
-            raise NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
-        if os.geteuid() != 0:  # all that a user has of one is its record
-            return records.forget(name)
+            raise in_use(name, len(lives))
         resolver.stop(records.running(name))
+        if os.geteuid() != 0 and host.netns < 0:  # nobody of hers is on one: all that there is of it is its record
+            return records.forget(name)
         dead = leases.read(name)
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)
         records.forget(name)
         left = records.every()
-        living = _living(host, left)
-        table_of = records.table_name()
-        requests = table.requests_for(table_of, left, living) if left else table.requests_to_delete(table_of)
-        with host.nftables() as asking:
-            nftables.carry_out(asking, requests)
+        _write(host, left, _living(host, left))
         _forget(host, dead)
+
+
+def in_use(name: str, sandboxes: int) -> NetworkInUse:
+    count = "1 sandbox is" if sandboxes == 1 else f"{sandboxes} sandboxes are"
+    return NetworkInUse(f"{count} on network {name}", subject=name, hint=f"dockless network inspect {name} lists them")
 
 
 def expel(host: Host, gone: Sequence[Lease]) -> None:

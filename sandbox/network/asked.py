@@ -56,7 +56,12 @@ def reaches_host(spec: Asked) -> bool:
     """Whether the host's own address is of use to it."""
     if spec.network != "private":
         return spec.network == "host" and spec.profile != "untrusted"
-    return spec.egress.host if spec.egress is not None else spec.profile != "untrusted"
+    return what_may_leave(spec).host
+
+
+def what_may_leave(spec: Asked) -> Egress:
+    """Its rules, on whatever network it is: everything where it has none, with the profile untrusted not to the host."""
+    return spec.egress if spec.egress is not None else Egress(host=spec.profile != "untrusted")
 
 
 def check_network(spec: Asked) -> None:
@@ -74,7 +79,7 @@ def check_network(spec: Asked) -> None:
         _refuse_alone(spec)
     if spec.network == "none" and (spec.dns or spec.dns_search or spec.dns_options):
         hint = f"give it one: --network {DEFAULT}, or leave --dns out"
-        raise BadInput("servers for names without a network", subject="dns", hint=hint)
+        raise BadInput("DNS servers need a network, and the sandbox has none", subject="dns", hint=hint)
     _check_endpoints(spec.endpoints)
     _check_ports(spec.ports)
     _check_dns(spec)
@@ -90,7 +95,7 @@ def _check_joined(spec: Asked) -> None:
     ):  # fmt: skip
         if value:
             hint = f"leave --{word.replace('_', '-').removesuffix('s') if word != 'dns' else word} out ({word}=): the other one has said it"
-            raise BadInput(f"{name} of a sandbox that has another one's network", subject=word, hint=hint)
+            raise BadInput(f"{name} cannot be set for a sandbox that has another one's network", subject=word, hint=hint)
 
 
 def _refuse_alone(spec: Asked) -> None:
@@ -103,10 +108,10 @@ def _refuse_alone(spec: Asked) -> None:
                 hint = "leave -p out (publish=): " + (
                     "its program listens on the host itself" if spec.network == "host" else "ports are published by the other sandbox"
                 )
-            raise BadInput(f"{field} of a sandbox that has {where}", subject=keyword, hint=hint)
+            raise BadInput(f"{field} need a network of the sandbox's own, and it has {where}", subject=keyword, hint=hint)
     if spec.egress is not None:
         hint = f"give it a network of its own, --network {DEFAULT}, or leave out what says where it may connect to"
-        raise BadInput(f"rules for what leaves a sandbox that has {where}", subject="allow_out", hint=hint)
+        raise BadInput(f"rules for what may leave need a network of the sandbox's own, and it has {where}", subject="allow_out", hint=hint)
 
 
 def _check_endpoints(endpoints: Sequence[Endpoint]) -> None:
@@ -181,10 +186,10 @@ def overlap(one: Port, other: Port) -> bool:
 
 def _check_dns(spec: Asked) -> None:
     if len(spec.dns) > _MOST_SERVERS:
-        raise BadInput(f"{len(spec.dns)} servers for names are more than {_MOST_SERVERS}", subject="dns", hint="no program asks more")
+        raise BadInput(f"{len(spec.dns)} DNS servers are more than {_MOST_SERVERS}", subject="dns", hint="no program asks more")
     for server in spec.dns:
         if not address_version(server):
-            raise BadInput(f"{shown(server)} is no address of a server for names", subject="dns", hint="write 10.0.0.1 or fd00::1")
+            raise BadInput(f"{shown(server)} is not the address of a DNS server", subject="dns", hint="write 10.0.0.1 or fd00::1")
     for texts, subject in ((spec.dns_search, "dns_search"), (spec.dns_options, "dns_options")):
         if len(texts) > _MOST:
             raise BadInput(f"{len(texts)} {subject} are more than {_MOST}", subject=subject, hint="leave some out")

@@ -8,7 +8,8 @@
         wire          a pair of links for each, one end in the sandbox's network namespace, the other a port of the network's bridge
         configure     inside: loopback, addresses, routes
 
-Nothing is told to the kernel at its end: links, addresses and routes go with the namespace. docs/networks.md
+At its end links, addresses and routes go with the namespace, whatever ended it. What is left, elements of the table and connections, goes
+by ``release``, or when the next one wants the address. docs/networks.md
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
 from dockless.errors import BadInput, NetworkError
 from dockless.native.netns import NetworkNamespace, socket_in
-from dockless.sandbox.network import admission, bridges, leases, netlink, ports, records, resolver, rtnetlink, sysctls
+from dockless.sandbox.network import admission, barriers, bridges, leases, netlink, own_host, ports, records, resolver, rtnetlink, sysctls
 from dockless.sandbox.network.host import Host, index_of, leads_out
 from dockless.sandbox.network.leases import Taken
 from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network, Port
@@ -35,7 +36,8 @@ from dockless.sandbox.network.netlink import Request
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``names``: by which others on its networks find it, besides the aliases of each; ``directory``: the sandbox's."""
+    """``names``: by which others on its networks find it, besides the aliases of each; ``directory``: the sandbox's. ``of_host``: as of a
+    ``Lease``."""
 
     endpoints: tuple[Endpoint, ...]
     names: tuple[str, ...]
@@ -43,18 +45,19 @@ class Wanted:
     ports: tuple[Port, ...] = ()
     egress: Egress = field(default_factory=Egress)
     owner: int = 0
+    of_host: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
     """``network``, ``user``: descriptors of its network namespace and of the user namespace that this belongs to, -1 for ours. ``held``:
-    sockets that hold its ports of the host, for its keeper. ``requests``: what was asked of the kernel, in order."""
+    sockets that hold its ports of the host, for its keeper. ``warnings``: of tables of others that stop what it sends."""
 
     network: int
     user: int
     leases: tuple[Lease, ...]
     held: tuple[int, ...]
-    requests: tuple[Request, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
@@ -64,23 +67,32 @@ def attach(wanted: Wanted, user: int, opened: contextlib.ExitStack) -> Attached:
     held = ports.hold(wanted.ports, opened)
     namespace = namespace_of(user)
     opened.callback(namespace.close)
-    done: list[Request] = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
-    netlink.carry_out(namespace.route, done)
-    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(), done)
-    return Attached(namespace.fd, user, made, held, tuple(done))
+    return attach_to(wanted, namespace, user, held, Host())
 
 
-def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease]) -> tuple[Lease, ...]:
+def attach_to(
+    wanted: Wanted, namespace: NetworkNamespace, user: int, held: tuple[int, ...], host: Host, *, routed: Sequence[int] = ()
+) -> Attached:
+    """The same of one that is made, with bridges that ``host`` has. ``routed``: the kinds of addresses for which it has a way out."""
+    netlink.carry_out(namespace.route, [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)])
+    made = _connect(wanted, Inside(namespace.fd, namespace.route), (), set(routed), host)
+    return Attached(namespace.fd, user, made, held, _warnings(made, host))
+
+
+def _warnings(made: Sequence[Lease], host: Host) -> tuple[str, ...]:
+    return barriers.warnings(host, [records.find(lease.network) for lease in made])
+
+
+def connect(wanted: Wanted, network: int, user: int, known: Sequence[Lease], host: Host) -> tuple[Lease, ...]:
     """Put a sandbox that runs on further networks: those of ``wanted``. ``network``, ``user``: descriptors of its namespaces; ``known``:
-    what it has. Errors: as ``attach``."""
+    what it has; ``host``: where the bridges are. Errors: as ``attach``."""
     with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
-        return _connect(wanted, Inside(network, route), known, _routed(route), [])
+        return _connect(wanted, Inside(network, route), known, _routed(route), host)
 
 
-def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease]) -> None:
-    """Take a sandbox that runs off a network. ``network``, ``user``: as for ``connect``; ``left``: what it has besides, by which it finds
-    a way out where it has none any more. ``NetworkError``"""
-    host = Host()
+def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease], host: Host) -> None:
+    """Take a sandbox that runs off a network. ``network``, ``user``, ``host``: as for ``connect``; ``left``: what it has besides, by which
+    it finds a way out where it has none any more. ``NetworkError``"""
     with contextlib.closing(netlink.prepare(_socket_in(network, user))) as route:
         with host.netlink(netlink.ROUTE) as asking:
             netlink.carry_out(asking, [rtnetlink.delete_link(gone.link)], known=(errno.ENODEV,))
@@ -88,14 +100,15 @@ def disconnect(gone: Lease, network: int, user: int, left: Sequence[Lease]) -> N
         routed = _routed(route)
         for lease in left:
             index = index_of(route, lease.inside)  # 0 where the sandbox removed it: it may have NET_ADMIN
-            if index and (requests := _way_out(records.find(lease.network), lease, index, routed)):
+            if index and (requests := _way_out(records.find(lease.network), lease, index, routed, host)):
                 netlink.carry_out(route, requests)
 
 
 def release(attached: Sequence[Lease]) -> None:
     """What a sandbox that has ended had: its addresses are free at once, and not only when somebody looks."""
     if attached:
-        admission.expel(Host(), attached)
+        with own_host.looking() as host:
+            admission.expel(host, attached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +124,9 @@ def _routed(route: socket.socket) -> set[int]:
     return {version for version in (4, 6) if leads_out(route, version)}
 
 
-def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], done: list[Request]) -> tuple[Lease, ...]:
-    host = Host()
-    networks = [records.find_or_make(endpoint.network, host) for endpoint in wanted.endpoints]
-    sysctls.need_forwarding(networks)
+def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[int], host: Host) -> tuple[Lease, ...]:
+    networks = [records.find_or_make(endpoint.network, Host()) for endpoint in wanted.endpoints]
+    sysctls.need_forwarding(networks, host)
     first = max((lease.serial for lease in known), default=-1) + 1
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as making:
         taken: list[Taken] = []
@@ -129,14 +141,14 @@ def _connect(wanted: Wanted, into: Inside, known: Sequence[Lease], routed: set[i
                 taken.append(found)
             made = tuple(one.lease for one in taken)
             # Before there is a link: of one that the table does not know nothing is checked.
-            whole = admission.admit(host, networks, taken, done)
+            whole = admission.admit(host, networks, taken)
         undo.callback(admission.expel, host, made)
         if not whole:
-            admission.write_all(host, done)
+            admission.write_all(host)
         admission.forget_before(host, taken, whole)
         asking = making.enter_context(host.netlink(netlink.ROUTE))
-        _wire(networks, made, into, host, asking, done)
-        _configure(networks, made, into, routed, done)
+        _wire(networks, made, into, host, asking)
+        _configure(networks, made, into, routed, host)
         for network in networks:
             if has_resolver(network, wanted.egress):
                 resolver.ensure(network, records.running(network.name), host, records.table_name())
@@ -164,49 +176,41 @@ def namespace_of(user: int) -> NetworkNamespace:
 
 def _take(wanted: Wanted, network: Network, endpoint: Endpoint, serial: int, host: Host) -> Taken:
     names = tuple(dict.fromkeys((*wanted.names, *endpoint.aliases))) if network.named else ()
-    published = wanted.ports if serial == _published(wanted, network, serial) else ()
+    published = wanted.ports if serial == 0 else ()  # the first endpoint has them
+    _check_published(published, network)
     link = f"dv{os.urandom(6).hex()}"
     inode = os.stat(wanted.directory).st_ino
 
     def lease(addresses: tuple[str, ...], mac: str) -> Lease:
         return Lease(
             network.name, addresses, mac, link, str(wanted.directory), inode, names, published, wanted.egress, wanted.owner, serial,
-            time.time(),
+            time.time(), wanted.of_host,
         )  # fmt: skip
 
     return leases.take(network, endpoint, lease, host)
 
 
-def _published(wanted: Wanted, network: Network, serial: int) -> int:
-    """The place of the endpoint that has the published ports: the first."""
-    if wanted.ports and serial == 0 and network.internal:
+def _check_published(ports: Sequence[Port], network: Network) -> None:
+    if ports and network.internal:
         hint = "name another network first, or publish nothing"
         raise BadInput(f"network {network.name} is internal: nothing leads into it", subject="ports", hint=hint)
-    return 0
 
 
-def _wire(
-    networks: Sequence[Network],
-    made: Sequence[Lease],
-    inside: Inside,
-    host: Host,
-    asking: socket.socket,
-    done: list[Request],
-) -> None:
-    indices = [bridges.ensure(network, host, asking, done) for network in networks]
-    _carry_out(
-        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)], done
+def _wire(networks: Sequence[Network], made: Sequence[Lease], inside: Inside, host: Host, asking: socket.socket) -> None:
+    indices = [bridges.ensure(network, host, asking) for network in networks]
+    netlink.carry_out(
+        asking, [pair(network, lease, index, inside.fd) for network, lease, index in zip(networks, made, indices, strict=True)]
     )
     for network, lease in zip(networks, made, strict=True):
-        _carry_out(asking, outside(network, lease, index_of(asking, lease.link)), done)
+        netlink.carry_out(asking, outside(network, lease, index_of(asking, lease.link)))
         if lease.ports:
             sysctls.lead_from_loopback(network.bridge)
 
 
-def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], done: list[Request]) -> None:
+def _configure(networks: Sequence[Network], made: Sequence[Lease], into: Inside, routed: set[int], host: Host) -> None:
     """``routed``: the kinds of addresses for which there is a way out already."""
     for network, lease in zip(networks, made, strict=True):
-        _carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed), done)
+        netlink.carry_out(into.route, inside(network, lease, index_of(into.route, lease.inside), routed, host))
 
 
 def pair(network: Network, lease: Lease, bridge: int, namespace: int) -> Request:
@@ -220,7 +224,7 @@ def outside(network: Network, lease: Lease, index: int) -> list[Request]:
     return bridges.port(lease.link, index, network, lease.mac) + limited
 
 
-def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list[Request]:
+def inside(network: Network, lease: Lease, index: int, routed: set[int], host: Host) -> list[Request]:
     """The same inside. ``routed``: the kinds of addresses for which there is a way out; gets those of this network."""
     name, subnets = lease.inside, [ip_network(subnet) for subnet in network.subnets]
     requests = [
@@ -232,19 +236,14 @@ def inside(network: Network, lease: Lease, index: int, routed: set[int]) -> list
         requests.append(rtnetlink.set_patience(name, index, network.patience))
     if lease.egress is not None and lease.egress.rate:
         requests.append(rtnetlink.limit_rate(name, index, lease.egress.rate))
-    return requests + _way_out(network, lease, index, routed)
+    return requests + _way_out(network, lease, index, routed, host)
 
 
-def _way_out(network: Network, lease: Lease, index: int, routed: set[int]) -> list[Request]:
+def _way_out(network: Network, lease: Lease, index: int, routed: set[int], host: Host) -> list[Request]:
     requests = []
     for gateway in network.gateways:
         version = ip_address(gateway).version
-        if not network.internal and version not in routed and sysctls.forwards(version):
+        if not network.internal and version not in routed and sysctls.forwards(version, host):
             requests.append(rtnetlink.add_default_route(gateway, lease.inside, index))
             routed.add(version)
     return requests
-
-
-def _carry_out(asking: socket.socket, requests: list[Request], done: list[Request]) -> None:
-    netlink.carry_out(asking, requests)
-    done += requests

@@ -15,8 +15,8 @@ from dockless.sandbox.network.netlink import Request
 _THERE = (errno.EEXIST,)
 
 
-def ensure(network: Network, host: Host, asking: socket.socket, done: list[Request]) -> int:
-    """The number of its link. ``asking``: a socket of ``host``; ``done`` gets what was asked for. ``NetworkError``"""
+def ensure(network: Network, host: Host, asking: socket.socket) -> int:
+    """The number of its link. ``asking``: a socket of ``host``. ``NetworkError``"""
     index = index_of(asking, network.bridge)
     if index:
         return index
@@ -24,11 +24,11 @@ def ensure(network: Network, host: Host, asking: socket.socket, done: list[Reque
     netlink.carry_out(asking, [new], known=_THERE)
     index = index_of(asking, network.bridge)
     if not index:
-        raise NetworkError(f"the bridge {network.bridge} of network {network.name} is gone again", subject=network.name, hint="try again")
-    sysctls.refuse_routers(network.bridge)
-    rest = making(network, index)[1:]
-    netlink.carry_out(asking, rest)
-    done += [new, *rest]
+        raise NetworkError(
+            f"the bridge {network.bridge} of network {network.name} was removed just now", subject=network.name, hint="try again"
+        )
+    sysctls.refuse_routers(network.bridge, host)
+    netlink.carry_out(asking, making(network, index)[1:])
     _put_back(network, index, host, asking)
     return index
 
@@ -37,7 +37,8 @@ def making(network: Network, index: int) -> list[Request]:
     """How it is made: the link, its addresses, up. ``index``: its number, for all but the first."""
     own = [f"{gateway}/{ip_network(subnet).prefixlen}" for gateway, subnet in zip(network.gateways, network.subnets, strict=True)]
     addresses = [rtnetlink.add_address(network.bridge, index, ip_interface(text)) for text in own]
-    link = rtnetlink.new_bridge(network.bridge, _mac(network), network.mtu)
+    mac = leases.mac_of(ip_address(network.gateways[0]))  # so that it stays when a port comes or goes
+    link = rtnetlink.new_bridge(network.bridge, mac, network.mtu)
     return [link, *addresses, rtnetlink.set_up(network.bridge, index)]
 
 
@@ -63,8 +64,3 @@ def port(link: str, index: int, network: Network, mac: str) -> list[Request]:
         rtnetlink.set_port(link, index, isolated=network.isolated),
         rtnetlink.add_station(link, index, mac),
     ]
-
-
-def _mac(network: Network) -> str:
-    """One that follows from its own address, so that it stays when a port comes or goes."""
-    return "02:" + ":".join(f"{byte:02x}" for byte in (b"\0" + ip_address(network.gateways[0]).packed)[-5:])

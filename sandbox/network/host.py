@@ -43,10 +43,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """``netns``, ``user``: descriptors of the network namespace and of the user namespace through which it is entered; -1: our own."""
+    """``netns``, ``user``: descriptors of the network namespace and of the user namespace through which it is entered; -1: our own.
+    ``life``: of a user's, a pipe that has ended when the process which holds it has."""
 
     netns: int = -1
     user: int = -1
+    life: int = -1
 
     def open(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """A socket there. ``OSError``"""
@@ -55,6 +57,14 @@ class Host:
         from dockless.native.netns import socket_in
 
         return socket_in(self.netns, family, kind, protocol, user=self.user)
+
+    def setting(self, path: str, flags: int) -> int:
+        """A descriptor of a file of /proc/sys/net, as it is there. ``OSError``"""
+        if self.netns < 0:
+            return os.open(path, flags | os.O_CLOEXEC)
+        from dockless.native.netns import setting_in
+
+        return setting_in(self.netns, path, flags, user=self.user)
 
     def netlink(self, protocol: int) -> socket.socket:
         """One for ``netlink.carry_out`` and ``netlink.dump``. ``OSError``"""

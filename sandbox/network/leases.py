@@ -2,8 +2,8 @@
 
 A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
 whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
-there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and nothing is held by who is
-dead. What a dead one left is taken over by the next who wants the address, or swept. flock(2)
+there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and no address is held by a
+sandbox that has ended. What it left is taken over by the next one that wants the address (``take``), or removed (``sweep``). flock(2)
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from dockless.base import paths, records
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.json import dumps, loads
+from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
-from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network import netlink, own_host, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -67,17 +68,35 @@ def of(directory: Path) -> list[Lease]:
     return sorted(found, key=lambda lease: lease.serial)
 
 
+def of_name(sandbox: str) -> list[Lease]:
+    """Those of the sandbox that has this id now, as far as they are alive, in the order of its endpoints."""
+    found = [lease for known in networks.every() for lease in read(known.name) if os.path.basename(lease.sandbox) == sandbox]
+    return sorted(filter(alive, found), key=lambda lease: lease.serial)
+
+
 def alive(lease: Lease, host: Host | None = None) -> bool:
     """Whether its sandbox has it still. ``host``: where its link is."""
-    return bool((host or Host()).index_of(lease.link)) or _is_being_made(_path(lease))
+    if host is None:
+        with own_host.looking() as found:
+            return alive(lease, found)
+    return bool(host.index_of(lease.link)) or is_locked(_path(lease))
 
 
 def living(host: Host, network: str) -> list[Lease]:
     """Those of a network that are alive."""
+    return _parted(host, network)[0]
+
+
+def _parted(host: Host, network: str) -> tuple[list[Lease], list[Lease]]:
+    """Those that are alive, and the dead ones."""
     import socket
 
+    parts: tuple[list[Lease], list[Lease]] = ([], [])
     with host.open(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        return [lease for lease in read(network) if index_of(asking, lease.link) or _is_being_made(_path(lease))]
+        for lease in read(network):
+            lives = index_of(asking, lease.link) or is_locked(_path(lease))
+            parts[0 if lives else 1].append(lease)
+    return parts
 
 
 def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], str], Lease], host: Host) -> Taken:
@@ -140,26 +159,22 @@ def _check_second(network: Network, asked: Address | None, host: Host) -> None:
 
 def release(lease: Lease) -> None:
     """Forget one: its sandbox has ended, or never began."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _read(fd) == lease:  # nobody has taken it over
-                os.unlink(_path(lease))
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
+    _if_it_is(lease, lambda fd: os.unlink(_path(lease)))
 
 
 def rename(lease: Lease, sandbox: Path, names: tuple[str, ...]) -> None:
-    """Write down that the sandbox which has it is found elsewhere, and by other names. Not where somebody else has it meanwhile."""
+    """Write down that the sandbox which has it is found elsewhere, and by other names."""
+    _if_it_is(lease, lambda fd: _write(fd, replace(lease, sandbox=str(sandbox), names=names)))
+
+
+def _if_it_is(lease: Lease, do: Callable[[int], None]) -> None:
+    """Do it to the file of a lease, unless somebody has taken the address over, or is just doing so."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError):
         fd = os.open(_path(lease), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _read(fd) == lease:
-                _write(fd, replace(lease, sandbox=str(sandbox), names=names))
+                do(fd)
         finally:
             os.close(fd)
 
@@ -171,8 +186,7 @@ def _write(fd: int, lease: Lease) -> None:
 
 def sweep(host: Host, network: str) -> list[Lease]:
     """Forget the dead ones of a network: which they were."""
-    lives = {lease.link for lease in living(host, network)}
-    dead = [lease for lease in read(network) if lease.link not in lives]
+    dead = _parted(host, network)[1]
     for lease in dead:
         release(lease)
     return dead
@@ -201,7 +215,7 @@ def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
         reserved = subnet is not None and address in (subnet.network_address, subnet.broadcast_address)
         if subnet is None or reserved or str(address) in network.gateways:
             hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
-            raise BadInput(f"address {address} is none for a sandbox of network {network.name}", subject="ip", hint=hint)
+            raise BadInput(f"no sandbox can have the address {address} on network {network.name}", subject="ip", hint=hint)
         found[address.version] = address
     return found
 
@@ -259,12 +273,6 @@ def _take_one(lease: Lease, host: Host) -> Taken | None:
     finally:
         if not kept:
             os.close(fd)
-
-
-def _is_being_made(path: Path) -> bool:
-    from dockless.base.locks import is_locked
-
-    return is_locked(path)
 
 
 def _parsed(path: Path) -> Lease | None:

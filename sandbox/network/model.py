@@ -21,6 +21,8 @@ from dockless.errors import BadInput
 DEFAULT = "bridge"
 """The network that is made at its first use, for whoever names no other. Nobody on it reaches another one on it."""
 NOT_NAMES = ("none", "host", "private", "container", "pasta", "default")
+METADATA = {4: "169.254.0.0/16", 6: "fd00:ec2::254"}
+"""Where clouds tell a host its secrets."""
 _MAC = r"([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
 _MOST_PORTS = 200
 
@@ -90,6 +92,11 @@ class Egress:
         check_record(self)
 
     @property
+    def is_limited(self) -> bool:
+        """Whether some address is out of reach."""
+        return self.allow is not None or not self.host
+
+    @property
     def names(self) -> tuple[Rule, ...]:
         """The rules that name hosts, which the resolver has to look up."""
         return tuple(rule for rule in self.allow or () if is_name(rule.to))
@@ -124,7 +131,7 @@ class Lease:
     """What a sandbox has on a network: ``addresses`` in the order of the network's subnets, ``mac``, ``link``: its end on the host, which
     never had this name before. ``names``: by which the others find it; the first is its own. ``sandbox``: its directory, and ``inode``
     the number of that, which stays when it is renamed. ``serial``: its endpoint's place among its endpoints. ``since``: when it was
-    taken, in seconds since 1970."""
+    taken, in seconds since 1970. ``of_host``: addresses that its rules count as the host's, where its links are in another namespace."""
 
     network: str
     addresses: tuple[str, ...]
@@ -138,6 +145,7 @@ class Lease:
     owner: int = 0
     serial: int = 0
     since: float = 0.0
+    of_host: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_record(self)

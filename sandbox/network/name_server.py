@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dockless.base.text import escaped
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
 from dockless.sandbox.network.elsewhere import Elsewhere
@@ -30,6 +31,9 @@ from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.packet_filter import drop_from
 from dockless.sandbox.network.residents import Resident, Residents, Watches, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 Allow = Callable[[Lease, Sequence[Rule], Sequence[str], int], None]
 """Let the packets of a lease through to addresses, as each of these rules says, for so many seconds. ``DocklessError``, ``OSError``"""
@@ -72,7 +76,7 @@ class _Source:
 
 
 class NameServer:
-    """``allow``: see there; ``say``: takes a line for the log; ``swept``: is told of leases whose sandbox has died."""
+    """``allow``: see there; ``say``: takes a line for the log."""
 
     def __init__(
         self,
@@ -84,10 +88,9 @@ class NameServer:
         *,
         allow: Allow,
         say: Callable[[str], None],
-        swept: Callable[[list[Lease]], None] | None = None,
     ) -> None:
         self._network, self._residents, self._elsewhere, self._servers = network, residents, elsewhere, servers
-        self._allow, self._say_now, self._swept = allow, say, swept
+        self._allow, self._say_now = allow, say
         self._watches = watches
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._polled = select.epoll()
@@ -145,7 +148,7 @@ class NameServer:
             stream.end()
         self._polled.close()
 
-    def watch(self, opened: socket.socket, events: int, handler: Callable[[int], None] | None) -> None:
+    def watch(self, opened: socket.socket | FileIO, events: int, handler: Callable[[int], None] | None) -> None:
         """Have events of a socket handled; by None: no more."""
         fd = opened.fileno()
         if handler is None:
@@ -362,8 +365,6 @@ class NameServer:
                 del self._sources[address]
 
     def _is_needed(self, now: float) -> bool:
-        if self._swept is not None and (dead := self._residents.dead()):
-            self._swept(dead)
         if self._residents.anybody():
             self._seen = now
         return now - self._seen < LINGER

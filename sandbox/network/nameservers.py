@@ -8,11 +8,10 @@ import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dockless.base import paths
 from dockless.sandbox.network import leases, records
 from dockless.sandbox.network.asked import CONTAINER, Asked
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Egress, Lease, Network
+from dockless.sandbox.network.model import DEFAULT, Egress, Network
 from dockless.sandbox.network.resolv_conf import of_host, resolv_conf
 
 OF_HOST = "/etc/resolv.conf"
@@ -74,10 +73,7 @@ def _asked(spec: Asked) -> tuple[list[Network], Egress | None]:
     """Its networks, and what may leave: of the sandbox whose network it has, where it has another one's."""
     if not spec.network.startswith(CONTAINER):
         return _networks(spec), spec.egress
-    own: list[Lease] = []
-    with contextlib.suppress(FileNotFoundError):
-        there = paths.state() / "sandboxes" / spec.network.removeprefix(CONTAINER)
-        own = [lease for lease in leases.of(there) if leases.alive(lease)]
+    own = leases.of_name(spec.network.removeprefix(CONTAINER))
     return [records.find(lease.network) for lease in own], own[0].egress if own else None
 
 
@@ -87,11 +83,12 @@ def _networks(spec: Asked) -> list[Network]:
 
 def _of(networks: Sequence[Network], egress: Egress | None) -> Sequence[str]:
     asked = next((network for network in networks if has_resolver(network, egress)), None)
-    if asked is None and os.geteuid() != 0 and egress is not None and not (egress.host and egress.allow is None):
+    by_pasta = os.geteuid() != 0 and all(network.name == DEFAULT for network in networks)
+    if asked is None and by_pasta and egress is not None and egress.is_limited:
         asked = networks[0]  # pasta asks for it whom it may not reach itself
     if asked is None:
         return reachable()
-    if os.geteuid() == 0:
+    if not by_pasta:
         return asked.gateways
     kinds = kinds_asked_by_host()
     return [gateway for gateway in asked.gateways if ip_address(gateway).version in kinds]

@@ -74,11 +74,6 @@ def each_attribute(raw: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
         at += size + -size % 4
 
 
-def open_socket(protocol: int) -> socket.socket:
-    """Of this process's own network namespace. ``OSError``"""
-    return prepare(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol))
-
-
 def prepare(opened: socket.socket) -> socket.socket:
     """One that was opened elsewhere, for ``carry_out`` and ``dump``."""
     opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)  # answers without the request

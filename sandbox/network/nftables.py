@@ -234,8 +234,7 @@ def _element_request(kind: int, word: str, family: str, table: str, name: str, t
 
 
 def carry_out(opened: socket.socket, requests: Sequence[Request]) -> None:
-    """All of them, or none: one transaction. ``opened``: of ``netlink.open_socket(netlink.NETFILTER)``. ``NetworkError`` of the first that
-    was refused."""
+    """All of them, or none: one transaction. ``opened``: ``Host.nftables``. ``NetworkError`` of the first that was refused."""
     if requests:
         netlink.carry_out_together(opened, [_BEGIN, *requests, _END])
 

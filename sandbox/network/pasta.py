@@ -23,18 +23,19 @@ from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, NetworkError, Unsupported
 from dockless.sandbox.network import netlink, rtnetlink
 from dockless.sandbox.network.host import Host, leads_out
-from dockless.sandbox.network.model import DEFAULT, Egress, Endpoint, Network, Port, is_name
+from dockless.sandbox.network.model import METADATA, Egress, Endpoint, Network, Port, is_name
 from dockless.sandbox.network.netlink import Request
 from dockless.sandbox.network.rtnetlink import Subnet
 
 LINK = "eth0"
+OUT = "out0"
+"""The same where there are links of other networks besides."""
 NAMESPACE_FD, READY_FD, ERRORS_FD = 0, 1, 2
 """What pasta finds on its standard streams. Newer versions close all other descriptors before they read an option."""
 _TUN = "/dev/net/tun"
 _MTU = 65520
 """Of the tap: the largest that pasta takes, so that few packets carry much."""
 _HELP_TIMEOUT = 10.0  # seconds
-_METADATA = ("169.254.0.0/16", "fd00:ec2::254/128")
 _LINK_LOCAL = "fe80::2/128"
 """Its own, with no route to others of the kind, before the link is up: what the kernel sends then it would send from ::, and versions of
 pasta take that for the sandbox's address."""
@@ -105,12 +106,6 @@ def _options(path: str) -> Iterable[str]:
     return (word for word in words if word.startswith("--"))
 
 
-def check_networks(endpoints: Sequence[Endpoint]) -> None:
-    """``Unsupported`` for all but the default network."""
-    if name := next((endpoint.network for endpoint in endpoints if endpoint.network != DEFAULT), ""):
-        raise Unsupported(f"network {name} needs root", subject="network", hint=f"run it as root, or use --network {DEFAULT}")
-
-
 def check(egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = False) -> None:
     """Refuse what pasta cannot hold. ``rights``: the capabilities of the sandbox, as a mask; ``sees_processes``: those of the host, and so
     pasta itself. ``Unsupported``"""
@@ -123,7 +118,7 @@ def check(egress: Egress, rights: int, pasta: Pasta, *, sees_processes: bool = F
             hint = "allow a network, 10.0.0.0/8, or run it as root"
             raise Unsupported(f"without root {what} cannot be allowed apart: {rule.to}", subject="allow_out", hint=hint)
     has = " and ".join(name for name, bit in (("NET_ADMIN", _NET_ADMIN), ("NET_RAW", _NET_RAW)) if rights & bit)
-    if has and not (egress.host and egress.allow is None):
+    if has and egress.is_limited:
         raise Unsupported(
             f"a sandbox with {has} gets round rules for what leaves it", subject="cap_add", hint=f"drop {has}, or run it as root"
         )
@@ -177,6 +172,15 @@ class Address:
         return ip_interface(self.own).version
 
 
+_BETWEEN = (Address("192.0.0.2/29", "192.0.0.1"), Address("fd64:6f63:6b6c::2/64", "fd64:6f63:6b6c::1"))
+"""RFC 7335: for what translates addresses on a host itself; and one of RFC 4193."""
+
+
+def between(versions: Sequence[int]) -> tuple[Address, ...]:
+    """What one has that is on other networks besides: addresses that no network of hers can have."""
+    return tuple(address for address in _BETWEEN if address.version in versions)
+
+
 def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) -> tuple[Address, ...]:
     """Of the kinds that lead out. ``BadInput`` for an address that is not of the network."""
     found = []
@@ -186,7 +190,7 @@ def addresses_of(network: Network, endpoint: Endpoint, versions: Sequence[int]) 
         own = asked.pop(subnet.version, None)
         if own is not None and (own not in subnet or str(own) == gateway or own in (subnet.network_address, subnet.broadcast_address)):
             hint = f"its subnets are {', '.join(network.subnets)}, its own addresses {', '.join(network.gateways)}"
-            raise BadInput(f"{own} is no address for a sandbox on network {network.name}", subject="network", hint=hint)
+            raise BadInput(f"no sandbox can have the address {own} on network {network.name}", subject="network", hint=hint)
         if subnet.version in versions:
             found.append(Address(f"{own or ip_address(gateway) + 1}/{subnet.prefixlen}", gateway))
     if asked:
@@ -203,14 +207,16 @@ def check_published(ports: Sequence[Port], versions: Sequence[int]) -> None:
             raise NetworkError(why, subject="ports", hint=f"leave the address out (-p {port.outside}:{port.inside}), or run it as root")
 
 
-def arguments(pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int]) -> list[str]:
-    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a server for names; what the sandbox asks at its gateway
-    goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP."""
+def arguments(
+    pasta: Pasta, way: WayOut, addresses: Sequence[Address], ports: Sequence[Port], asked: Iterable[int], link: str = LINK
+) -> list[str]:
+    """The command line. ``asked``: kinds of which the host's /etc/resolv.conf has a DNS server; what the sandbox asks at its gateway
+    goes to the first of the same kind, by UDP, and with newer versions of pasta by TCP. ``link``: the name of the one that it makes."""
     words = [pasta.path, "--foreground", "--quiet", "--no-dhcp", "--no-dhcpv6", "--no-ra"]
     words += ["--no-map-gw"] if "--no-map-gw" in pasta.options else ["--map-host-loopback", "none"]
     words += ["--map-guest-addr", "none"] if "--map-guest-addr" in pasta.options else []
     words += ["--no-netns-quit"] if "--no-netns-quit" in pasta.options else []
-    words += ["--netns-only", "--netns", f"/proc/self/fd/{NAMESPACE_FD}", "--pid", f"/proc/self/fd/{READY_FD}", "--ns-ifname", LINK]
+    words += ["--netns-only", "--netns", f"/proc/self/fd/{NAMESPACE_FD}", "--pid", f"/proc/self/fd/{READY_FD}", "--ns-ifname", link]
     words += ["--interface", way.link] if way.link else []
     words += [f"--ipv{way.versions[0]}-only"] if len(way.versions) == 1 else []
     for address in addresses:
@@ -231,20 +237,20 @@ def _published(port: Port) -> str:
     return f"{port.address}/{outside}:{inside}" if port.address else f"{outside}:{inside}"
 
 
-def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress, own: Sequence[str]) -> list[Request]:
+def settings(index: int, addresses: Sequence[Address], mac: str, egress: Egress, own: Sequence[str], link: str = LINK) -> list[Request]:
     """What is set up inside when pasta has made its link, of that ``index``. ``own``: the host's addresses."""
     requests = [rtnetlink.set_up("lo", rtnetlink.LOOPBACK)]
     if not addresses:
         return requests
-    requests += [rtnetlink.set_mac(LINK, index, mac)] if mac else []
+    requests += [rtnetlink.set_mac(link, index, mac)] if mac else []
     if any(address.version == 6 for address in addresses):
-        requests += [rtnetlink.no_own_address(LINK, index), rtnetlink.add_address(LINK, index, ip_interface(_LINK_LOCAL))]
-    requests += [rtnetlink.set_mtu(LINK, index, _MTU), rtnetlink.set_up(LINK, index)]
-    requests += [rtnetlink.add_address(LINK, index, ip_interface(address.own)) for address in addresses]
+        requests += [rtnetlink.no_own_address(link, index), rtnetlink.add_address(link, index, ip_interface(_LINK_LOCAL))]
+    requests += [rtnetlink.set_mtu(link, index, _MTU), rtnetlink.set_up(link, index)]
+    requests += [rtnetlink.add_address(link, index, ip_interface(address.own)) for address in addresses]
     for address in addresses:
-        refused = [] if egress.host else [net for net in map(ip_network, (*own, *_METADATA)) if net.version == address.version]
+        refused = [] if egress.host else [net for net in map(ip_network, (*own, *METADATA.values())) if net.version == address.version]
         requests += [rtnetlink.refuse_route(net) for net in refused]
-        requests += [rtnetlink.add_route(net, address.gateway, LINK, index) for net in _allowed(egress, address.version, refused)]
+        requests += [rtnetlink.add_route(net, address.gateway, link, index) for net in _allowed(egress, address.version, refused)]
     return requests
 
 

@@ -59,7 +59,7 @@ def _bound(port: Port, number: int, again: bool) -> socket.socket:
     if last.errno == errno.EADDRNOTAVAIL:
         raise BadInput(f"{port.address} is no address of this host", subject="ports", hint="see ip address, or leave it out for all")
     hint = "only root may publish ports below 1024" if last.errno == errno.EACCES else "publish another"
-    raise NetworkError(f"{shown} of the host cannot be had: {os.strerror(last.errno or 0)}", subject="ports", hint=hint)
+    raise NetworkError(f"{shown} of the host cannot be opened: {os.strerror(last.errno or 0)}", subject="ports", hint=hint)
 
 
 def _addresses(address: str) -> list[tuple[socket.AddressFamily, str]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
 from dockless.sandbox.network import attach, bridges, leases, records, rtnetlink, sysctls, table
-from dockless.sandbox.network.asked import Asked
+from dockless.sandbox.network.asked import Asked, what_may_leave
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Egress, Endpoint, Lease, Network
+from dockless.sandbox.network.model import Endpoint, Lease, Network
 from dockless.sandbox.network.netlink import Request
 
 Steps = Sequence[tuple[str, Sequence[str]]]
@@ -33,7 +33,7 @@ def preview(spec: Asked) -> Steps:
         links = _said([attach.pair(network, lease, 0, 0), *attach.outside(network, lease, 0)])
         links += sysctls.commands(network.bridge, from_loopback=bool(lease.ports))
         found.append((f"a pair of links: a port of network {network.name}, and {lease.inside} in the sandbox's network namespace", links))
-        inside += attach.inside(network, lease, 0, routed)
+        inside += attach.inside(network, lease, 0, routed, host)
     return [*found, ("in the sandbox's network namespace", _said(inside))]
 
 
@@ -60,4 +60,4 @@ def _lease(network: Network, endpoint: Endpoint, serial: int, spec: Asked) -> Le
     addresses = tuple(asked.get(subnet.version) or str(leases.at(subnet, free, subnet is subnets[0])) for subnet in subnets)
     mac = endpoint.mac or leases.mac_of(ip_address(addresses[0]))
     ports = spec.ports if serial == 0 else ()
-    return Lease(network.name, addresses, mac, "dv0123456789ab", os.devnull, 0, (), ports, spec.egress or Egress(), 0, serial)
+    return Lease(network.name, addresses, mac, "dv0123456789ab", os.devnull, 0, (), ports, what_may_leave(spec), 0, serial)

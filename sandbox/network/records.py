@@ -29,8 +29,9 @@ from dockless.errors import BadInput, NetworkError, UnknownNetwork
 from dockless.images.files import locked, write_atomic
 from dockless.sandbox.names import check_id
 from dockless.sandbox.network import netlink, rtnetlink
+from dockless.sandbox.network.asked import check_network_name
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import DEFAULT, NOT_NAMES, Network
+from dockless.sandbox.network.model import DEFAULT, Network
 
 Subnet = IPv4Network | IPv6Network
 _POOL = (ip_network("10.112.0.0/12"), 20)
@@ -137,9 +138,7 @@ def create(
 ) -> Network:
     """Write one down. ``subnets``: as in ``Network``, chosen where there are none; ``gateways``: the first address of each where there are
     none. ``BadInput``: the name is taken, or a subnet is no subnet or in use on this host."""
-    check_id(name, "network name")
-    if name in NOT_NAMES:
-        raise BadInput(f"a network cannot be called {name}: the word means something else", subject=name, hint="choose another name")
+    check_network_name(name)
     if not _MTU[0] <= mtu <= _MTU[1]:
         raise BadInput(f"an MTU of {mtu} bytes is out of range", subject="mtu", hint=f"it goes from {_MTU[0]} to {_MTU[1]}")
     with lock(shared=False):

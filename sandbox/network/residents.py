@@ -117,10 +117,6 @@ class Residents:
         """As ``leases.alive``: its link is there, or its sandbox is being made."""
         return bool(index_of(self._asking, one.lease.link)) or locks.is_locked(Path(f"/proc/self/fd/{self._directory}/{one.file}"))
 
-    def dead(self) -> list[Lease]:
-        """Those whose sandbox has ended, and who have told nobody."""
-        return [one.lease for one in self._files.values() if not self.lives(one)]
-
     def anybody(self) -> bool:
         return any(map(self.lives, self._files.values()))
 

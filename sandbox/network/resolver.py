@@ -18,10 +18,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Sequence
+from io import FileIO
 
 from dockless.base import paths, records, signal
 from dockless.base.json import dumps, loads
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 LOCK, LOG = "resolver.lock", "resolver.log"
 PORT = 53
-_NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _RUNNING_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7, 8
+_NULL, _LOG_FD, _LOCK_FD, _LEASES_FD, _ASKING_FD, _FIREWALL_FD, _RUNNING_FD, _LIFE_FD, _FIRST_FD = 0, 2, 3, 4, 5, 6, 7, 8, 9
 _PATIENCE = 1.0
 """Seconds for one that is ending to let go of the port."""
 _RCVBUFFORCE, _ROOM = 33, 1 << 19
@@ -78,7 +81,7 @@ def _start(network: Network, directory: Path, host: Host, table: str, lock: int,
         opened.callback(os.close, leases)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     opened.callback(os.close, null)
-    fds = {_NULL: null, 1: null, _LOG_FD: log, _LOCK_FD: lock, _LEASES_FD: leases}
+    fds = {_NULL: null, 1: null, _LOG_FD: log, _LOCK_FD: lock, _LEASES_FD: leases, _LIFE_FD: host.life if host.life >= 0 else null}
     try:
         fds[_RUNNING_FD] = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, fds[_RUNNING_FD])
@@ -210,6 +213,8 @@ def _serve(network: Network, table: str, home: Path) -> None:
     for number in range(len(network.gateways)):
         datagrams, connections = (socket.socket(fileno=_FIRST_FD + 2 * number + each) for each in (0, 1))
         server.add(datagrams, connections)
+    if stat.S_ISFIFO(os.fstat(_LIFE_FD).st_mode):  # the namespace that our sockets are in is nobody's any more
+        server.watch(FileIO(_LIFE_FD), select.EPOLLIN, lambda events: os._exit(0))
     while True:
         server.run()
         fcntl.flock(_LOCK_FD, fcntl.LOCK_UN)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network, ip_address
 
 from dockless.sandbox.network.netlink import CREATE, EXCL, REPLACE, Request, attribute, attributes_of, nested
 
 Interface = IPv4Interface | IPv6Interface
 Subnet = IPv4Network | IPv6Network
-_NEWLINK, _DELLINK, _GETLINK, _SETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE, _NEWNEIGH = 16, 17, 18, 19, 20, 21, 24, 26, 28
+_NEWLINK, _DELLINK, _GETLINK, _SETLINK, _NEWADDR, _NEWROUTE, _GETROUTE, _NEWNEIGH = 16, 17, 18, 19, 20, 24, 26, 28
 _GETADDR, _PROHIBIT, _UNICAST, _MAIN = 22, 8, 1, 254
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -195,6 +196,11 @@ def destination_of(answer: bytes) -> tuple[str, int]:
     """What a route leads to: an address, empty for everywhere, and the length of its prefix."""
     raw = attributes_of(answer, _ROUTE.size).get(_RTA_DST, b"")
     return (str(ip_address(raw)) if raw else ""), answer[1]
+
+
+def link_of_route(answer: bytes) -> int:
+    """The number of the link over which a route leads, 0 where it names none, or several."""
+    return int.from_bytes(attributes_of(answer, _ROUTE.size).get(_RTA_OIF, b""), "little" if sys.byteorder == "little" else "big")
 
 
 def leads_out(answer: bytes) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dockless.sandbox.network import words as w
-from dockless.sandbox.network.model import Egress, Lease, Network, Rule, is_name
+from dockless.sandbox.network.model import METADATA, Egress, Lease, Network, Rule, is_name
 from dockless.sandbox.network.nftables import Set, version_of
 from dockless.sandbox.network.words import Field, Words
 
-_METADATA = {4: "169.254.0.0/16", 6: "fd00:ec2::254"}
 _LOG_RATE, _LOG_BURST = 10, 20
 _INET, _BRIDGE = "inet", "bridge"
 _SOURCE: dict[int, Field] = {4: w.IP_SOURCE, 6: w.IP6_SOURCE}
@@ -162,7 +161,8 @@ def of_lease(lease: Lease, named: Mapping[Shape, Mapping[int, Set]]) -> list[tup
     rows: list[Row] = []
     if not egress.host:
         rows.append((w.TO_HOST, refuse))
-        rows += [(w.address_in(_DESTINATION[version], metadata), refuse) for version, metadata in _METADATA.items()]
+        rows += [(w.address_in(_DESTINATION[version_of(address)], address), refuse) for address in lease.of_host]
+        rows += [(w.address_in(_DESTINATION[version], metadata), refuse) for version, metadata in METADATA.items()]
     if egress.allow is not None:
         rows += [row for rule in egress.allow for row in _allowed(rule, named)]
         rows.append((refuse,))

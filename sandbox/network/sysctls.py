@@ -4,29 +4,40 @@ bridges are ours. ip-sysctl"""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from ipaddress import ip_network
 
 from dockless.base import paths
-from dockless.base.path import Path
 from dockless.errors import NetworkError
+from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Network
 
 FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
 _ROUTERS, _FROM_LOOPBACK = "net.ipv6.conf.{}.accept_ra", "net.ipv4.conf.{}.route_localnet"
+_HERE = Host()
 _ALLOWED = {"no": (), "ipv4": (4,), "both": (4, 6)}
 
 
-def forwards(version: int) -> bool:
-    """Whether this host sends packets on from one link to another."""
+def forwards(version: int, host: Host = _HERE) -> bool:
+    """Whether a host forwards packets from one link to another."""
     with contextlib.suppress(OSError):
-        return _file(FORWARDING[version]).read_text().strip() != "0"
+        return _read(FORWARDING[version], host) != "0"
     return False
 
 
-def need_forwarding(networks: Sequence[Network]) -> None:
-    """Of networks that lead out: see to it that the host sends packets on, if the setting ``networks.forward`` says so. ``NetworkError``
-    where it does not for IPv4; where it does not for IPv6, that is left out."""
+def forward_alone(versions: Sequence[int], host: Host) -> None:
+    """Have a user's network namespace forward packets of these kinds and no others. ``NetworkError``"""
+    for version, name in FORWARDING.items():
+        if version in versions or forwards(version, host):
+            _set(name, str(int(version in versions)), host)
+
+
+def need_forwarding(networks: Sequence[Network], host: Host) -> None:
+    """Of networks that lead out: see to it that the host forwards packets, if the setting ``networks.forward`` says so. ``NetworkError``
+    where it does not for IPv4; where it does not for IPv6, that is left out. That of a user was set up when it was made."""
+    if host.netns >= 0:
+        return
     leading = {ip_network(subnet).version for network in networks if not network.internal for subnet in network.subnets}
     missing = [version for version in sorted(leading) if not forwards(version)]
     if not missing:
@@ -39,7 +50,7 @@ def need_forwarding(networks: Sequence[Network]) -> None:
         elif version == 4:
             name = next(network.name for network in networks if not network.internal)
             hint = f'as root: sysctl -w {FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
-            why = f"network {name} leads out, and this host sends no packets on: {FORWARDING[4]} is 0"
+            why = f"network {name} leads out, and this host does not forward packets: {FORWARDING[4]} is 0"
             raise NetworkError(why, subject=FORWARDING[4], hint=f"{hint}; or use an internal network")
 
 
@@ -49,10 +60,10 @@ def commands(bridge: str, *, routers: bool = False, from_loopback: bool = False)
     return found + ([f"sysctl -w {_FROM_LOOPBACK.format(bridge)}=1"] if from_loopback else [])
 
 
-def refuse_routers(bridge: str) -> None:
+def refuse_routers(bridge: str, host: Host = _HERE) -> None:
     """The host takes no routes from what is on a bridge of ours, which may be hostile (CVE-2020-13401)."""
     with contextlib.suppress(OSError):  # a host without IPv6
-        _file(_ROUTERS.format(bridge)).write_text("0")
+        _write(_ROUTERS.format(bridge), "0", host)
 
 
 def lead_from_loopback(bridge: str) -> None:
@@ -60,13 +71,23 @@ def lead_from_loopback(bridge: str) -> None:
     _set(_FROM_LOOPBACK.format(bridge), "1")
 
 
-def _set(name: str, value: str) -> None:
+def _set(name: str, value: str, host: Host = _HERE) -> None:
     try:
-        if _file(name).read_text().strip() != value:
-            _file(name).write_text(value)
+        if _read(name, host) != value:
+            _write(name, value, host)
     except OSError as error:
         raise NetworkError(f"cannot set {name} to {value}: {error.strerror}", subject=name, hint=f"sysctl -w {name}={value}") from error
 
 
-def _file(name: str) -> Path:
-    return Path("/proc/sys/" + name.replace(".", "/"))
+def _read(name: str, host: Host) -> str:
+    with open(host.setting(_path(name), os.O_RDONLY)) as file:
+        return file.read().strip()
+
+
+def _write(name: str, value: str, host: Host) -> None:
+    with open(host.setting(_path(name), os.O_WRONLY), "w") as file:
+        file.write(value)
+
+
+def _path(name: str) -> str:
+    return "/proc/sys/" + name.replace(".", "/")

@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dockless.sandbox.network import nftables as nft
-from dockless.sandbox.network.model import Egress, Lease, Network, Rule
+from dockless.sandbox.network.model import Lease, Network, Rule
 from dockless.sandbox.network.netlink import Request
 from dockless.sandbox.network.nftables import ETHER, IPV4, IPV6, LINK, PROTOCOL, SERVICE, Element, Set, version_of
 
@@ -181,7 +181,7 @@ def _lease_elements(network: Network, lease: Lease) -> Elements:
         sources.append((6, link_local(lease.mac)))
     for version, address in sources:
         yield _BRIDGE, _SENDERS[version], Element((lease.link, lease.mac, address))
-        if _is_limited(lease.egress):
+        if lease.egress is not None and lease.egress.is_limited:
             yield _INET, _LIMITED[version], Element((network.bridge, address))
             yield _INET, _EGRESS[version], Element((network.bridge, address), goto=f"egress-{lease.link}")
     if any(version == 6 for version, _ in sources):
@@ -204,7 +204,7 @@ def _port_elements(lease: Lease) -> Elements:
 
 
 def _own_chains(name: str, lease: Lease) -> list[Request]:
-    if not _is_limited(lease.egress):
+    if lease.egress is None or not lease.egress.is_limited:
         return []
     from dockless.sandbox.network import rules, words
 
@@ -217,7 +217,7 @@ def _own_chains(name: str, lease: Lease) -> list[Request]:
 
 def _own_chain_names(lease: Lease) -> list[str]:
     """Those that others lead to last."""
-    if lease.egress is None or not _is_limited(lease.egress):
+    if lease.egress is None or not lease.egress.is_limited:
         return []
     return [f"egress-{lease.link}", *([f"refused-{lease.link}"] if lease.egress.log else [])]
 
@@ -230,10 +230,6 @@ def _name_sets(lease: Lease) -> dict[tuple[str, tuple[tuple[int, int], ...]], di
 
 def _own_sets(lease: Lease) -> list[Set]:
     return [made for both in _name_sets(lease).values() for made in both.values()]
-
-
-def _is_limited(egress: Egress | None) -> bool:
-    return egress is not None and (egress.allow is not None or not egress.host)
 
 
 def link_local(mac: str) -> str:

@@ -75,7 +75,7 @@ from dockless.sandbox.run.places import (
     root,
     taken,
 )
-from dockless.sandbox.run.process import Exit, gone, missing
+from dockless.sandbox.run.process import ENDS_WITH_IT, Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
 from dockless.sandbox.spec import Spec
@@ -346,7 +346,7 @@ class Box:
             try:
                 fd = hold(pid)
             except ProcessLookupError:
-                raise gone(self.id) from None
+                raise self._gone() from None
             try:
                 held = is_locked(self.lock)
             except OSError:
@@ -402,13 +402,15 @@ class Box:
         start = f"dockless start {self.id}, or box.start() in Python"
         if not known.begun:
             return SandboxGone(f"sandbox {self.id} was never started", subject=self.id, hint=f"start it: {start}")
-        again = not self.foreground and not known.removed and self.state() != "restarting"
-        return gone(self.id, hint=f"start it again: {start}" if again else "")
+        if not self.foreground and not known.removed and self.state() != "restarting":
+            return gone(self.id, hint=f"start it again: {start}")
+        return self._gone()
 
     def _missing(self) -> SandboxGone:
-        if self.foreground:  # it went with its program
-            return gone(self.id, hint="it ends with its program: give it a program that lasts, like `sleep infinity`")
-        return missing(self.id)
+        return self._gone() if self.foreground else missing(self.id)
+
+    def _gone(self) -> SandboxGone:
+        return gone(self.id, hint=ENDS_WITH_IT if self.foreground else "")
 
     def waiting(self) -> Waiting:
         """For who waits in a way of its own."""
@@ -452,7 +454,9 @@ class Box:
             hint = "start it again with this version"
             raise Unsupported(f"sandbox {self.id} was started by an earlier version and cannot be entered", subject=self.id, hint=hint)
         named, keeper = self.present, self.pid
-        return Entrance(named.id, named.directory, self._plan(), known.identity, known.cgroup, keeper, partial(named._pidfd, keeper))
+        return Entrance(
+            named.id, named.directory, self._plan(), known.identity, known.cgroup, keeper, partial(named._pidfd, keeper), named._gone
+        )
 
     def _plan(self) -> Plan:
         try:

@@ -256,7 +256,7 @@ def _start(
     start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased, network=network)
     start.slots.update({SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader})
     keep_layers(start, opened)
-    warnings = warnings_of(spec, group) + unbounded + start.ready.resolved.warnings + _keep_image(image, made.directory)
+    warnings = warnings_of(spec, group) + unbounded + start.ready.resolved.warnings + start.warnings + _keep_image(image, made.directory)
     known = document_of(asked, image, start, group, warnings)
     documents.write(made.directory, known)
     with paths.writing("the records of a sandbox", made.directory):

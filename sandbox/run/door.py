@@ -23,7 +23,7 @@ from dockless.base.typing import TypeVar
 from dockless.base.waits import readable
 from dockless.cgroups import Cgroup
 from dockless.cgroups.usage import parse_flat
-from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
+from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError, SandboxGone
 from dockless.sandbox.enter import Entry, compile_look, compile_way, same_way, with_command
 from dockless.sandbox.plan.builder import NEW_NS
 from dockless.sandbox.plan.plan import (
@@ -41,7 +41,7 @@ from dockless.sandbox.plan.plan import (
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import exec_notes, process
 from dockless.sandbox.run.places import at_its_door
-from dockless.sandbox.run.process import Process, gone
+from dockless.sandbox.run.process import Process
 from dockless.sandbox.run.removal import remove_cgroup
 
 T = TypeVar("T")
@@ -61,7 +61,8 @@ _MOMENT = 1.0
 @dataclass(frozen=True, slots=True)
 class Entrance:
     """A sandbox that can be entered. ``plan``, ``identity``: what it was started with. ``group``: the path of its cgroup, empty for none.
-    ``pidfd``: a new pidfd of its keeper, or ``SandboxGone``. ``ways``: what was compiled for those who entered before."""
+    ``pidfd``: a new pidfd of its keeper, or ``SandboxGone``. ``gone``: the error when it has ended. ``ways``: what was compiled for those
+    who entered before."""
 
     id: str
     directory: Path
@@ -70,6 +71,7 @@ class Entrance:
     group: str
     keeper_pid: int
     pidfd: Callable[[], int]
+    gone: Callable[[], SandboxGone]
     ways: dict[Hashable, tuple[Plan, Rows]] = field(default_factory=dict, repr=False)
 
 
@@ -274,7 +276,7 @@ def _enter(
         if group is not None:
             remove_cgroup(group)
         if isinstance(error, LaunchFailed) and error.errno in _AT_THE_END and _ends(box):
-            raise gone(box.id) from error
+            raise box.gone() from error
         raise
 
 
@@ -341,7 +343,7 @@ def _group_in(box: Entrance, above: str) -> Cgroup | None:
         return Cgroup.below(above, f"exec-{os.urandom(5).hex()}")
     except CgroupError as error:
         if not os.path.isdir(above):
-            raise gone(box.id) from error
+            raise box.gone() from error
         raise
 
 
@@ -360,7 +362,7 @@ def _ask(box: Entrance, request: Callable[[str, int], T]) -> T:
                 return at_its_door(box.directory, lambda path: request(path, keeper))
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET):
-                    raise gone(box.id) from error
+                    raise box.gone() from error
                 if error.errno == errno.ETIMEDOUT:
                     hint = f"its keeper does not answer: has somebody stopped process {box.keeper_pid}?"
                     raise SandboxError(f"sandbox {box.id} cannot be entered", subject=box.id, hint=hint) from error
@@ -370,7 +372,7 @@ def _ask(box: Entrance, request: Callable[[str, int], T]) -> T:
                     what = f"sandbox {box.id} cannot be entered: its program does not run yet, or has ended"
                     raise SandboxError(what, subject=box.id, hint="wait until it has started") from error
             if readable(keeper, _LOOK):
-                raise gone(box.id)
+                raise box.gone()
     finally:
         os.close(keeper)
 

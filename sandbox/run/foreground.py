@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from dockless.base.locks import mark_in_use
@@ -26,7 +27,7 @@ from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import documents, listening
 from dockless.sandbox.run.joining import leave_at_end
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
-from dockless.sandbox.run.process import Exit, Process, with_usage
+from dockless.sandbox.run.process import ENDS_WITH_IT, Exit, Process, gone, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
 from dockless.sandbox.run.start import (
     Place,
@@ -55,6 +56,9 @@ T = TypeVar("T")
 class ForegroundSandbox:
     """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. ``leased``: the lease of its
     GPUs, where there is one already. Entering starts it; leaving ends it and removes all of it."""
+
+    has_door = True
+    """Whether others may enter it."""
 
     def __init__(
         self,
@@ -127,6 +131,7 @@ class ForegroundSandbox:
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
             ready = start.ready
             self._planned(ready)
+            self.warnings += start.warnings
             with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
@@ -188,7 +193,7 @@ class ForegroundSandbox:
             raise taken(self.id)
         probe()  # before anything is made that a process would be needed to remove
         try:
-            place = self._claim(lambda: occupy(directory, opened, kept=False))
+            place = self._claim(lambda: occupy(directory, opened, kept=False, door=self.has_door))
         except Unwritable:
             if not image.is_host:
                 raise
@@ -241,7 +246,10 @@ class ForegroundSandbox:
 
             running, group = self.process, str(self._cgroup.path) if self._cgroup else ""
             assert self.plan is not None and self.identity is not None
-            self._entrance = Entrance(self.id, self.directory, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd)
+            ended = partial(gone, self.id, hint=ENDS_WITH_IT)
+            self._entrance = Entrance(
+                self.id, self.directory, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd, ended
+            )
         return self._entrance
 
     def stop(self, grace: float | None = None) -> None:

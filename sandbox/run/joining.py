@@ -10,9 +10,8 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, Unsupported
-from dockless.sandbox.network.asked import CONTAINER, check_routed, reaches_host
-from dockless.sandbox.network.model import Egress, Lease
-from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
+from dockless.sandbox.network.asked import CONTAINER, check_routed, what_may_leave
+from dockless.sandbox.network.model import DEFAULT, Lease
 
 if TYPE_CHECKING:
     from dockless.sandbox.network.attach import Wanted
@@ -24,12 +23,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class JoinedNetwork:
     """``network``: a descriptor of the network namespace; ``user``: of the user namespace that it belongs to and that the sandbox enters
-    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks."""
+    with it, -1 where it enters none. ``held``: what its keeper holds; ``leases``: what it has on its networks; ``warnings``: what stops
+    it there."""
 
     network: int
     user: int
     held: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib.ExitStack) -> JoinedNetwork | None:
@@ -39,8 +40,12 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
     if not ready.resolved.shared_network:
         return None
     if spec.network.startswith(CONTAINER):
-        return _of_another(spec.network.removeprefix(CONTAINER), opened)
+        return _of_another(spec.network.removeprefix(CONTAINER), directory, opened)
     user = ready.user_namespace(opened)
+    if os.geteuid() != 0 and any(endpoint.network != DEFAULT for endpoint in spec.endpoints):
+        from dockless.sandbox.run import own_networks
+
+        return own_networks.connect(wanted(spec, directory, owner), ready.resolved, user, opened)
     if os.geteuid() != 0:
         from dockless.sandbox.run.pasta import connect
 
@@ -50,7 +55,7 @@ def join(ready: Prepared, directory: Path, owner: int | None, opened: contextlib
 
     check_routed(spec.ports)
     found = attach(wanted(spec, directory, owner), user, opened)
-    return JoinedNetwork(found.network, found.user, found.held, found.leases)
+    return JoinedNetwork(found.network, found.user, found.held, found.leases, found.warnings)
 
 
 def leave_at_end(stack: contextlib.ExitStack, joined: JoinedNetwork | None) -> None:
@@ -66,7 +71,7 @@ def wanted(spec: Spec, directory: Path, owner: int | None) -> Wanted:
     from dockless.sandbox.network.attach import Wanted
 
     names = tuple(dict.fromkeys(name for name in (directory.name, spec.hostname) if name))
-    return Wanted(spec.endpoints, names, directory, spec.ports, spec.egress or Egress(host=reaches_host(spec)), owner or os.geteuid())
+    return Wanted(spec.endpoints, names, directory, spec.ports, what_may_leave(spec), owner or os.geteuid())
 
 
 def rename_leases(box: Box) -> None:
@@ -83,20 +88,32 @@ def rename_leases(box: Box) -> None:
                 leases.rename(lease, box.directory, own)
 
 
-def _of_another(name: str, opened: contextlib.ExitStack) -> JoinedNetwork:
-    from dockless.sandbox.run.box import Box
+def _of_another(name: str, directory: Path, opened: contextlib.ExitStack) -> JoinedNetwork:
+    """``directory``: of the one that joins it."""
+    from dockless.sandbox.run.box import find
 
-    place = next((root(kind) / name for kind in (DETACHED, FOREGROUND) if (root(kind) / name).exists()), None)
-    if place is None:
+    box = find(name)
+    if box is None:
         raise SandboxGone(f"no sandbox {name}, whose network is asked for", subject=name, hint="dockless ps lists those that run")
-    return namespaces_of(Box(name, place), opened)
+    found = namespaces_of(box, opened)
+    if found.held:
+        from dockless.sandbox.run.own_networks import tell
+
+        tell(found.held[0], directory, found.network, found.user)
+    return found
 
 
 def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
-    """The namespaces of a sandbox that runs, closed with ``opened``. ``SandboxGone``"""
+    """The namespaces of a sandbox that runs, closed with ``opened``; of one on networks that an ordinary user made, ``held`` is what keeps
+    these. ``SandboxGone``, ``Unsupported``"""
     from dockless.base.pidfds import hold
 
     init, name = box.init_pid, box.id
+    if os.geteuid() != 0:
+        from dockless.sandbox.run.own_networks import namespaces_of as of_own
+
+        if (own := of_own(box.directory, opened)) is not None:
+            return own
     try:
         pidfd = hold(init)
         opened.callback(os.close, pidfd)
@@ -104,8 +121,8 @@ def namespaces_of(box: Box, opened: contextlib.ExitStack) -> JoinedNetwork:
             raise ProcessLookupError
         network, user = (os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user"))
     except PermissionError as error:  # its init lets nobody but root look, proc(5)
-        hint = "run it as root, or run the program inside the other one: dockless exec"
-        raise Unsupported(f"the network of sandbox {name} can be entered by root alone", subject=name, hint=hint) from error
+        hint = "start that one on a network that you made (dockless network create), or run the program inside it: dockless exec"
+        raise Unsupported(f"without root the network of sandbox {name} cannot be entered", subject=name, hint=hint) from error
     except OSError as error:
         raise SandboxGone(
             f"sandbox {name}, whose network is asked for, does not run", subject=name, hint=f"dockless start {name}"

@@ -17,6 +17,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dockless import native
@@ -33,6 +34,7 @@ from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.places import make_door
 from dockless.sandbox.run.prepared import Prepared
+from dockless.sandbox.run.process import gone
 from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, find_image, held_open, pins
 from dockless.sandbox.spec import Namespaces, Spec
@@ -118,7 +120,7 @@ def _mount(box: Box, opened: contextlib.ExitStack) -> door.Entrance:
         running = carry_out(StartInputs(replace(place, directory=box.directory), ready, slots), f"dockless files of {box.id}")
     opened.callback(running.close)
     identity = ready.resolved.identity
-    return door.Entrance(box.id, place.directory, ready.plan, identity, "", running.keeper_pid, running.keeper_pidfd)
+    return door.Entrance(box.id, place.directory, ready.plan, identity, "", running.keeper_pid, running.keeper_pidfd, partial(gone, box.id))
 
 
 def _door_of(box: Box, opened: contextlib.ExitStack) -> Path:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.errors import BadInput, DocklessError, NetworkInUse, SandboxGone, Unsupported
 from dockless.sandbox.filters import has_labels, is_named
-from dockless.sandbox.network import admission, leases, records
+from dockless.sandbox.network import admission, leases, own_host, records
 from dockless.sandbox.network.asked import whose
 from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import DEFAULT, Endpoint, Lease, Network, Port
 from dockless.sandbox.run.box import Box, everything
 from dockless.sandbox.run.documents import Document
-from dockless.sandbox.run.joining import namespaces_of, wanted
+from dockless.sandbox.run.joining import JoinedNetwork, namespaces_of, wanted
 from dockless.sandbox.run.on_network import by_pasta, what_ends_them
 from dockless.sandbox.spec import Spec
 
 _ENDED = "-"  # no sandbox's name
+_TAKEN_APART = 2.0
+"""Seconds that the kernel may take to remove the link of a sandbox that has ended; another sandbox on its network keeps it."""
+_LOOK = 0.01
+"""Seconds until that is looked at again."""
 Leased = Mapping[int, Sequence[Lease]]
 """Leases that are alive, by the number of their sandbox's directory, in the order of its endpoints."""
 
@@ -65,10 +70,7 @@ def create(
     isolated: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> NetworkInfo:
-    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``, ``Unsupported`` without root."""
-    if os.geteuid() != 0:
-        hint = f"run it as root; sandboxes of an ordinary user have --network {DEFAULT}"
-        raise Unsupported(f"network {name[:64]} needs root", subject="network", hint=hint)
+    """Write one down; its link is made at its first use. ``BadInput``, ``NetworkError``"""
     made = records.create(
         name,
         subnets=tuple(subnets),
@@ -80,6 +82,16 @@ def create(
         owner=os.geteuid(),
     )
     return _described(made, {})
+
+
+def barred(names: Iterable[str]) -> tuple[str, ...]:
+    """What stops packets of these networks now, as texts: tables of other programs."""
+    from dockless.sandbox.network.barriers import barriers
+
+    try:
+        return tuple(map(str, barriers(Host(), [records.find(name) for name in names])))
+    except OSError:
+        return ()
 
 
 def get(name: str) -> NetworkInfo:
@@ -97,22 +109,27 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
 def remove(name: str) -> None:
     """With its link. ``UnknownNetwork``, ``NetworkInUse`` while a sandbox is on it. One that has ended keeps its name of it, and does not
     start again before there is such a network."""
-    try:
-        if there := by_pasta(records.find(name)):
-            count = "1 sandbox is" if len(there) == 1 else f"{len(there)} sandboxes are"
-            raise NetworkInUse(f"{count} on network {name}", subject=name)
-        admission.remove(name)
-    except NetworkInUse as error:
-        if hint := what_ends_them(name):
-            error.hint = hint
-        raise
+    until = time.monotonic() + _TAKEN_APART
+    while True:
+        try:
+            if there := by_pasta(records.find(name)):
+                raise admission.in_use(name, len(there))
+            return admission.remove(name)
+        except NetworkInUse as error:
+            if not get(name).sandboxes and time.monotonic() < until:
+                time.sleep(_LOOK)
+                continue
+            if hint := what_ends_them(name):
+                error.hint = hint
+            raise
 
 
 def leased() -> Leased:
     found: dict[int, list[Lease]] = {}
-    for network in records.every():
-        for lease in leases.living(Host(), network.name):
-            found.setdefault(lease.inode, []).append(lease)
+    with own_host.looking() as host:
+        for network in records.every():
+            for lease in leases.living(host, network.name):
+                found.setdefault(lease.inode, []).append(lease)
     return {inode: sorted(those, key=lambda lease: lease.serial) for inode, those in found.items()}
 
 
@@ -144,7 +161,7 @@ def connect(box: Box, endpoint: Endpoint) -> None:
         """Nobody else changes it meanwhile: two who did would choose the same name for their links."""
         nonlocal joined
         document = replace(known, spec=_with(known.spec, endpoint))
-        if _runs(box):
+        if box.alive:
             _connect(box, known, endpoint)
             joined = True
         return document
@@ -164,7 +181,7 @@ def disconnect(box: Box, network: str) -> None:
 
     def changed(known: Document) -> Document:
         document = replace(known, spec=_without(known.spec, network, box.id))
-        if _runs(box):
+        if box.alive:
             _disconnect(box, network)
         return document
 
@@ -187,21 +204,17 @@ def _servers(resolv_conf: str) -> list[str]:
     return [line for line in resolv_conf.splitlines() if line.startswith("nameserver")]
 
 
-def _runs(box: Box) -> bool:
-    """``Unsupported`` where it does, and its networks are not ours to change."""
-    if box.alive and os.geteuid() != 0:
-        hint = f"dockless stop {box.id} first: it has others at its next start"
-        raise Unsupported(f"sandbox {box.id} runs, and root alone changes the networks of one that does", subject=box.id, hint=hint)
-    return box.alive
-
-
 def _connect(box: Box, known: Document, endpoint: Endpoint) -> None:
     from dockless.sandbox.network import attach
 
     asked = replace(wanted(known.spec, box.present.directory, known.owner), endpoints=(endpoint,), ports=())
     with contextlib.ExitStack() as opened:
-        inside = namespaces_of(box, opened)
-        attach.connect(asked, inside.network, inside.user, of(box))
+        inside, host = _inside(box, opened)
+        if os.geteuid() != 0:
+            from dockless.sandbox.run import own_networks
+
+            asked, host = own_networks.joining(asked, opened)
+        attach.connect(asked, inside.network, inside.user, of(box), host)
 
 
 def _disconnect(box: Box, network: str) -> None:
@@ -210,13 +223,27 @@ def _disconnect(box: Box, network: str) -> None:
     has = of(box)
     gone = next((lease for lease in has if lease.network == network), None)
     if gone is None:
+        if os.geteuid() != 0:  # by pasta, which stays
+            with contextlib.ExitStack() as opened:
+                _inside(box, opened)
         return
     if gone.ports:
         hint = f"dockless stop {box.id} first: at its next start they lead to the next of its networks"
         raise BadInput(f"the published ports of sandbox {box.id} lead to network {network} while it runs", subject=network, hint=hint)
     with contextlib.ExitStack() as opened:
-        inside = namespaces_of(box, opened)
-        attach.disconnect(gone, inside.network, inside.user, [lease for lease in has if lease is not gone])
+        inside, host = _inside(box, opened)
+        attach.disconnect(gone, inside.network, inside.user, [lease for lease in has if lease is not gone], host)
+
+
+def _inside(box: Box, opened: contextlib.ExitStack) -> tuple[JoinedNetwork, Host]:
+    """The namespaces of one that runs, and where its bridges are. ``Unsupported`` where its networks are not ours to change."""
+    host = opened.enter_context(own_host.looking())
+    try:
+        return namespaces_of(box, opened), host
+    except Unsupported as error:
+        hint = f"dockless stop {box.id} first: it has others at its next start"
+        what = f"sandbox {box.id} runs, and is on no network that its user made: without root its networks stay"
+        raise Unsupported(what, subject=box.id, hint=hint) from error
 
 
 def _with(spec: Spec, endpoint: Endpoint) -> Spec:
@@ -235,20 +262,25 @@ def _without(spec: Spec, network: str, id: str) -> Spec:
         return replace(spec, endpoints=left)
     if spec.ports or spec.egress is not None:
         what = "published ports" if spec.ports else "rules for what leaves it"
-        hint = "connect it to another network before" if os.geteuid() == 0 else f"start another one without them: --network {DEFAULT} stays"
+        hint = "connect it to another network before"
         raise BadInput(f"sandbox {id} has {what}, and would be on no network", subject=network, hint=hint)
     return replace(spec, network="none", endpoints=(), dns=(), dns_search=(), dns_options=())
 
 
 def _described(network: Network, ids: Mapping[int, str]) -> NetworkInfo:
-    """The kernel takes a moment to remove the links of one that has ended: it is not there any more."""
-    on_it = [lease for lease in leases.living(Host(), network.name) if ids.get(lease.inode) != _ENDED]
+    with own_host.looking() as host:
+        on_it = _running(leases.living(host, network.name), ids)
     attached = tuple(OnNetwork(ids.get(lease.inode, ""), lease.addresses, lease.mac, lease.names, lease.ports) for lease in on_it)
     attached += tuple(OnNetwork(one.id, one.addresses, "", (), one.ports) for one in by_pasta(network))
     return NetworkInfo(
         network.name, network.subnets, network.gateways, network.bridge, network.mtu, network.internal, network.isolated,
         dict(network.labels), network.owner, network.created, attached,
     )  # fmt: skip
+
+
+def _running(living: Iterable[Lease], ids: Mapping[int, str]) -> list[Lease]:
+    """Without those that have ended: the kernel takes a moment to remove their links."""
+    return [lease for lease in living if ids.get(lease.inode) != _ENDED and (lease.inode in ids or os.path.isdir(lease.sandbox))]
 
 
 def _ids() -> dict[int, str]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.network import leases
+from dockless.sandbox.network import leases, own_host
 from dockless.sandbox.network.asked import CONTAINER
 from dockless.sandbox.network.host import Host
-from dockless.sandbox.network.model import Network, Port
+from dockless.sandbox.network.model import DEFAULT, Network, Port
 from dockless.sandbox.run.box import Box, everything, find
 from dockless.sandbox.run.places import WAITS
 
@@ -34,9 +34,11 @@ def by_pasta(network: Network) -> list[ByPasta]:
     from dockless.sandbox.network import pasta
 
     found: list[ByPasta] = []
-    for box in _running():
-        with contextlib.suppress(SandboxGone):
+    for box in _running() if network.name == DEFAULT else ():
+        with contextlib.suppress(SandboxGone, OSError):
             spec = box.spec
+            if any(leases.alive(lease) for lease in leases.of(box.directory)):
+                continue  # it is on others besides, or was
             for endpoint in (one for one in spec.endpoints if one.network == network.name):
                 has: tuple[pasta.Address, ...] = ()
                 with contextlib.suppress(BadInput, OSError):  # of a network of this name that was removed
@@ -51,7 +53,8 @@ def what_ends_them(network: str) -> str:
     stop: list[str] = []
     joined: list[str] = []
     jobs: list[str] = []
-    has = leases.living(Host(), network)
+    with own_host.looking() as host:
+        has = leases.living(host, network)
     numbers = {lease.inode for lease in has}
     names = {os.path.basename(lease.sandbox) for lease in has}
     for box in _running():

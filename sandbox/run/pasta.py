@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,9 +23,11 @@ from dockless import native
 from dockless.base.dataclass import dataclass
 from dockless.base.waits import readable
 from dockless.errors import AddressTaken, NetworkError, SandboxError
+from dockless.native.netns import NetworkNamespace
 from dockless.sandbox.network import netlink, pasta, ports, records
 from dockless.sandbox.network.attach import Wanted, namespace_of
 from dockless.sandbox.network.host import Host, index_of
+from dockless.sandbox.network.model import Egress, Port
 from dockless.sandbox.network.nameservers import kinds_asked_by_host
 from dockless.sandbox.network.pasta import ERRORS_FD, NAMESPACE_FD, READY_FD
 from dockless.sandbox.plan.builder import NEW_NS, PRIVATE, RECURSIVE
@@ -48,24 +51,25 @@ class Connected:
     held: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """``leash``: as ``Connected.held``. ``versions``: the kinds of addresses for which it leads out."""
+
+    leash: int
+    versions: tuple[int, ...]
+
+
 def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.ExitStack) -> Connected:
     """Make the network namespace of a sandbox, which belongs to the user namespace ``user``, and give it a way out by pasta. All is closed,
     and pasta ended, with ``opened``, unless somebody else has ``held``. Errors: ``Unsupported``, ``AddressTaken``, ``BadInput``,
     ``NetworkError``, ``LaunchFailed``."""
-    children.collect_ended()  # those of sandboxes that have ended
-    pasta.check_networks(wanted.endpoints)
-    program = pasta.installed()
-    pasta.check(wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
     host = Host()
+    program = _checked(wanted, resolved)
     (endpoint,) = wanted.endpoints
     network = records.find_or_make(endpoint.network, host)
     way = pasta.way_out(host)
     addresses = pasta.addresses_of(network, endpoint, way.versions)
-    if wanted.ports and not addresses:
-        hint = "give the host an address besides its loopback, or publish nothing"
-        raise NetworkError("pasta publishes no ports on a host that has no network", subject="ports", hint=hint)
-    pasta.check_published(wanted.ports, way.versions)
-    _check_ports(wanted)
+    _check_published(wanted, way, addresses)
     namespace = namespace_of(user)
     opened.callback(namespace.close)
     held: tuple[int, ...] = ()
@@ -78,6 +82,55 @@ def connect(wanted: Wanted, resolved: Resolved, user: int, opened: contextlib.Ex
     own = [] if wanted.egress.host else pasta.own_addresses(host)
     netlink.carry_out(namespace.route, pasta.settings(index, addresses, endpoint.mac, wanted.egress, own))
     return Connected(namespace.fd, held)
+
+
+def publish(wanted: Wanted, resolved: Resolved, namespace: NetworkNamespace, user: int, opened: contextlib.ExitStack) -> Published:
+    """A way out of its own for a sandbox that is on other networks besides, by which its ports are reached. Errors: as ``connect``."""
+    program, way = _checked(wanted, resolved), pasta.way_out(Host())
+    addresses = pasta.between(way.versions)
+    _check_published(wanted, way, addresses)
+    leash = lead_out(program, way, wanted.ports, namespace.fd, namespace.route, user, wanted.directory.name, wanted.egress)
+    opened.callback(os.close, leash)
+    return Published(leash, way.versions)
+
+
+def lead_out(
+    program: pasta.Pasta,
+    way: pasta.WayOut,
+    published: Sequence[Port],
+    network: int,
+    route: socket.socket,
+    user: int,
+    name: str,
+    egress: Egress,
+) -> int:
+    """Give a network namespace with links of other networks one that leads out: the leash of the pasta behind it. ``way``: not empty;
+    ``route``: a socket of rtnetlink(7) there. Errors: ``NetworkError``, ``LaunchFailed``"""
+    addresses = pasta.between(way.versions)
+    leash = _start(pasta.arguments(program, way, addresses, published, (), pasta.OUT), network, user, name)
+    try:
+        own = [] if egress.host else pasta.own_addresses(Host())
+        index = index_of(route, pasta.OUT)
+        netlink.carry_out(route, pasta.settings(index, addresses, "", egress, own, pasta.OUT))
+    except BaseException:
+        os.close(leash)
+        raise
+    return leash
+
+
+def _checked(wanted: Wanted, resolved: Resolved) -> pasta.Pasta:
+    children.collect_ended()  # those of sandboxes that have ended
+    program = pasta.installed()
+    pasta.check(wanted.egress, resolved.capabilities, program, sees_processes=resolved.reaches_others)
+    return program
+
+
+def _check_published(wanted: Wanted, way: pasta.WayOut, addresses: Sequence[pasta.Address]) -> None:
+    if wanted.ports and not addresses:
+        hint = "give the host an address besides its loopback, or publish nothing"
+        raise NetworkError("pasta publishes no ports on a host that has no network", subject="ports", hint=hint)
+    pasta.check_published(wanted.ports, way.versions)
+    _check_ports(wanted)
 
 
 def _check_ports(wanted: Wanted) -> None:

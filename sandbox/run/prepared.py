@@ -59,7 +59,7 @@ class Prepared:
         self.owner: int = labelled.get(OWNER_LABEL, -1) if like is None else like.owner
         """The slot of the socket by which one that waits is given its program."""
         self.shared: dict[int, int] = {}
-        """Slots that are filled alike for all of its sandboxes: ``zygotic``."""
+        """Slots that are filled alike for all of its sandboxes, as a zygote's are: ``zygote.plans``."""
         self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
 
     def _rules(self) -> tuple[DeviceRule, ...]:

@@ -215,7 +215,7 @@ class Process:
         """A pidfd of the keeper; the caller closes it. ``SandboxGone`` if it has ended."""
         self.check_owner()
         if self._plan_fd < 0 or self._exit is not None:
-            hint = "read its exit with wait(); for more commands give it a program that lasts, like `sleep infinity`"
+            hint = f"read its exit with wait(); for more commands {LASTS}"
             raise SandboxGone("the sandbox has ended", hint=hint)
         return os.dup(self._launched.pidfd)
 
@@ -402,25 +402,26 @@ class Process:
     def kill(self) -> None:
         """SIGKILL to everything inside, at once. No error if it has ended."""
         self.check_owner()
-        if self._plan_fd < 0:  # it was closed, which ended it; its descriptors are others' by now
-            return
         with self._lock:
+            if self._plan_fd < 0:  # it was closed, which ended it; its descriptors are others' by now
+                return
             if self._ending == _NOT_YET:
                 self._ending = _TOLD
                 self._set_due(time.monotonic() + KILLED_FOR)
-        with contextlib.suppress(BrokenPipeError, ProcessLookupError):
-            if self._leash_fd >= 0:  # else the keeper has read its end
-                os.write(self._leash_fd, b"K")
-            signal.pidfd_send_signal(self._launched.pidfd, signal.SIGCONT)  # somebody may have stopped the keeper
+            with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+                if self._leash_fd >= 0:  # else the keeper has read its end
+                    os.write(self._leash_fd, b"K")
+                signal.pidfd_send_signal(self._launched.pidfd, signal.SIGCONT)  # somebody may have stopped the keeper
 
     def release(self) -> None:
         """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
-        if self._watched is not None:
-            self._watched.close()
-        held = {self._leash_fd, self._report_fd, self._plan_fd, self._init_fd, self._timer_fd, self._launched.pidfd}
-        self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
-        for fd in held - {-1}:
-            os.close(fd)
+        with self._lock:  # nobody is just about to write to one of them
+            if self._watched is not None:
+                self._watched.close()
+            held = {self._leash_fd, self._report_fd, self._plan_fd, self._init_fd, self._timer_fd, self._launched.pidfd}
+            self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
+            for fd in held - {-1}:
+                os.close(fd)
 
     def entrust(self) -> int:
         """Let go of one that shall go on as long as somebody else lives: the end of its leash, for him to hold; the caller closes it."""
@@ -445,9 +446,10 @@ class Process:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
         if self._plan_fd < 0:
             return
-        leash, self._leash_fd = self._leash_fd, -1
-        if leash >= 0:
-            os.close(leash)
+        with self._lock:
+            leash, self._leash_fd = self._leash_fd, -1
+            if leash >= 0:
+                os.close(leash)
         try:
             if self._launched.child or self._exit is None:  # else it has said how all ended, and is somebody else's to collect
                 self._due = min(self._due, time.monotonic() + LATE)
@@ -456,6 +458,11 @@ class Process:
                 native.reap(self._launched.pidfd)
         finally:
             self.release()
+
+
+LASTS = "give it a program that lasts, like `sleep infinity`"
+ENDS_WITH_IT = f"it ends with its program: {LASTS}"
+"""What to do about a sandbox that went with its program. A hint."""
 
 
 def gone(id: str, why: str = "", hint: str = "") -> SandboxGone:

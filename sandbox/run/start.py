@@ -76,13 +76,19 @@ class StartInputs:
     group: Cgroup | None = None
     joined: JoinedNetwork | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of its networks."""
+        return self.joined.warnings if self.joined is not None else ()
 
-def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False) -> Place | None:
-    """Make a sandbox's directory and lock it: None, with nothing changed, where there is one. ``removed``: by its keeper. ``Unwritable``"""
+
+def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False, door: bool = True) -> Place | None:
+    """Make a sandbox's directory and lock it: None, with nothing changed, where there is one. ``removed``: by its keeper. ``door``: whether
+    others may enter it. ``Unwritable``"""
     if not paths.make_new(directory):
         return None
     try:
-        return hold(directory, opened, kept=kept, removed=removed)
+        return hold(directory, opened, kept=kept, removed=removed, door=door)
     except BaseException:
         with contextlib.suppress(OSError):  # by their names: there may be no descriptor to be had
             for name in ("lock", DOOR):
@@ -91,7 +97,7 @@ def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed
         raise
 
 
-def hold(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool) -> Place:
+def hold(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool, door: bool = True) -> Place:
     """The same for a directory that is there, and in which nothing lives.
 
     The lock lasts as long as the keeper, which inherits it, or as we who start it. ``kept``: for whoever comes later, and the lock is a
@@ -105,8 +111,9 @@ def hold(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: 
         fcntl.flock(slots[SLOT_LOCK], fcntl.LOCK_EX)
         slots[SLOT_STATE] = os.open(directory if kept else directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, slots[SLOT_STATE])
-    slots[SLOT_DOOR] = make_door(directory)
-    opened.callback(os.close, slots[SLOT_DOOR])
+    if door:
+        slots[SLOT_DOOR] = make_door(directory)
+        opened.callback(os.close, slots[SLOT_DOOR])
     return Place(directory, slots, directory.name if removed or not kept else "")
 
 

@@ -100,6 +100,8 @@ class Conversation:
             part = os.read(fd, _CHUNK)
         except BlockingIOError:
             return False
+        except ConnectionResetError:  # it has not read all; what it has written comes next, unix(7)
+            return True
         except OSError:
             part = b""
         if not part:

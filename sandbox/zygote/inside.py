@@ -33,6 +33,12 @@ _TEXT = 1 << 16
 """Characters of an exception's message, and of its traceback."""
 _ALIKE = 64
 """Keys that may have one hash."""
+_REHEARSALS = 20
+_REHEARSED = (
+    '{"code": "x = [1.5]\\nx[0]", "variables": {"d": [["n", 1]]}, "limit": 1000}',
+    '{"function": "builtins:str", "args": {"t": [1]}, "kwargs": {"d": []}, "limit": 1000}',
+)
+"""Calls that leave nothing behind."""
 _CONTAINERS = ((tuple, "t"), (set, "s"), (frozenset, "z"))
 
 
@@ -151,6 +157,7 @@ _KINDS = {"net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000, "cgroup": 0x200
 _ORDER = ("net", "ipc", "uts", "cgroup", "mount")
 _CALLS = {"x86_64": (126, 434), "aarch64": (91, 434)}
 """Numbers of capset(2) and pidfd_open(2)."""
+_CLOSE_RANGE = 436
 _BOUNDING_HAS, _BOUNDING_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _DUMPABLE = 23, 24, 22, 38, 4
 
 
@@ -164,108 +171,100 @@ class _Kernel:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
         self._capset, self._pidfd_open = _CALLS[os.uname().machine]
-        self._loaded: dict[bytes, Any] = {}
+        self._setns, self.flush = self._libc.setns, self._libc.fflush
+        self._kept: list[Any] = []
 
-    def _checked(self, result: int, what: str) -> int:
+    def check(self, result: int, what: str) -> int:
+        """``OSError`` for what the kernel has refused."""
         if result < 0:
             number = self._ctypes.get_errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
         return result
 
     def setns(self, fd: int, kind: str) -> None:
-        self._checked(self._libc.setns(fd, _KINDS[kind]), f"enter the {kind} namespace")
+        self.check(self._setns(fd, _KINDS[kind]), f"enter the {kind} namespace")
 
     def pidfd_open(self, pid: int) -> int:
-        return int(self._checked(self._libc.syscall(self._pidfd_open, pid, 0), "pidfd_open"))
+        return int(self.check(self._libc.syscall(self._pidfd_open, pid, 0), "pidfd_open"))
 
     def prctl(self, option: int, value: int = 0) -> int:
         return int(self._libc.prctl(option, value, 0, 0, 0))
 
-    def drop_bounding(self, dropped: list[int]) -> None:
-        for number in dropped:
-            self._checked(self.prctl(_BOUNDING_DROP, number), "drop a capability")
+    def close_all_but(self, kept: int) -> None:
+        """Of what is above the three streams. What the modules had open is the zygote's, and its files' parents lead to its root."""
+        for first, last in ((3, kept - 1), (kept + 1, 0xFFFFFFFF)):
+            if first <= last:
+                self.check(self._libc.syscall(_CLOSE_RANGE, first, self._ctypes.c_uint(last), 0), "close_range")
 
-    def capset(self, mask: int) -> None:
-        low, high = mask & 0xFFFFFFFF, mask >> 32
-        header = (self._ctypes.c_uint32 * 2)(0x20080522, 0)
-        data = (self._ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-        self._checked(self._libc.syscall(self._capset, header, data), "capset")
+    def drop_bounding(self, kept: int) -> None:
+        for number in range(64):
+            if not kept >> number & 1 and self.prctl(_BOUNDING_HAS, number) == 1:
+                self.check(self.prctl(_BOUNDING_DROP, number), "drop a capability")
 
-    def load(self, program: bytes) -> int:
-        """Where a filter is in memory, as the kernel takes it."""
-        ctypes = self._ctypes
-        kept = ctypes.create_string_buffer(program, len(program))
-        whole = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(kept)))
-        self._loaded[program] = kept, whole
-        return int(ctypes.addressof(whole))
+    def steps(self, program: list[dict[str, Any]]) -> list[tuple[str, Any, tuple[Any, ...]]]:
+        """What the plan of the sandbox says of its program: limits, ids, capabilities, the filter, in its order (sandbox/compile.py).
+        Everything is made here that can be, so that a call's process, which has all of it to itself, copies little: what to call, and
+        with what; a number below 0 is a refusal."""
+        import _signal  # type: ignore[import-not-found]
+        import resource
 
-    def filter(self, at: int) -> None:
-        self._checked(self._libc.prctl(_SET_SECCOMP, 2, at, 0, 0), "install the seccomp filter")
-
-    def flush(self) -> None:
-        self._libc.fflush(None)
-
-
-def _become(kernel: _Kernel, program: list[dict[str, Any]]) -> None:
-    """What the plan of the sandbox says of its program: ids, limits, capabilities, the filter, in its order. sandbox/compile.py"""
-    for op in program:
-        name, x = op["name"], op["x"]
-        if name == "SIGNALS":
-            import signal
-
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        elif name == "SETSID":
-            os.setsid()
-        elif name == "UMASK":
-            os.umask(x)
-        elif name == "CHDIR":
-            os.chdir(op["a"])
-        elif name == "AFFINITY":
-            os.sched_setaffinity(0, op["a"])
-        elif name == "RLIMIT":
-            import resource
-
-            resource.setrlimit(op["c"], tuple(op["a"]))
-        elif name == "BOUNDING":
-            kernel.drop_bounding(op["dropped"])
-        elif name == "SET_IDS":
-            uid, gid = x & 0xFFFFFFFF, x >> 32
-            for fd in (1, 2):
-                try:
-                    os.fchown(fd, uid, gid)  # so that /dev/stdout can be opened
-                except OSError:  # root has done so on the host
-                    pass
-            if not op["a"]:
-                os.setgroups(op["b"])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
-        elif name == "CAPS":
-            kernel.capset(x)
-            kernel.prctl(_DUMPABLE, 1)  # as after an exec: its own files in /proc are its own
-        elif name == "NO_NEW_PRIVS":
-            if kernel.prctl(_NO_NEW_PRIVS, 1) < 0:
-                raise OSError("no_new_privs cannot be set")
-        elif name == "SECCOMP":
-            kernel.filter(op["at"])
-        else:
-            raise ValueError(f"a plan with {name}")
+        found: list[tuple[str, Any, tuple[Any, ...]]] = []
+        libc, ctypes = self._libc, self._ctypes
+        for op in program:
+            name, x = op["name"], op["x"]
+            if name == "SIGNALS":
+                found.append((name, _signal.pthread_sigmask, (_signal.SIG_SETMASK, ())))
+            elif name == "SETSID":
+                found.append((name, os.setsid, ()))
+            elif name == "UMASK":
+                found.append((name, os.umask, (x,)))
+            elif name == "CHDIR":
+                found.append((name, os.chdir, (op["a"],)))
+            elif name == "AFFINITY":
+                found.append((name, os.sched_setaffinity, (0, op["a"])))
+            elif name == "RLIMIT":
+                found.append((name, resource.setrlimit, (op["c"], tuple(op["a"]))))
+            elif name == "BOUNDING":
+                self.drop_bounding(x)  # of the zygote's own, which none of its calls has more of
+            elif name == "SET_IDS":
+                uid, gid = x & 0xFFFFFFFF, x >> 32
+                found += [(name, _give_stream, (fd, uid, gid)) for fd in (1, 2)]
+                if not op["a"]:
+                    found.append((name, os.setgroups, (op["b"],)))
+                found.append((name, os.setresgid, (gid, gid, gid)))
+                found.append((name, os.setresuid, (uid, uid, uid)))
+            elif name == "CAPS":
+                low, high = x & 0xFFFFFFFF, x >> 32
+                header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+                data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+                found.append((name, libc.syscall, (self._capset, header, data)))
+                found.append((name, libc.prctl, (_DUMPABLE, 1, 0, 0, 0)))  # as after an exec: its own files in /proc are its own
+            elif name == "NO_NEW_PRIVS":
+                found.append((name, libc.prctl, (_NO_NEW_PRIVS, 1, 0, 0, 0)))
+            elif name == "SECCOMP":
+                raw = base64.b64decode(op["a"])
+                kept = ctypes.create_string_buffer(raw, len(raw))
+                whole = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(raw) // 8, ctypes.addressof(kept)))
+                self._kept += kept, whole
+                found.append((name, libc.prctl, (_SET_SECCOMP, 2, ctypes.addressof(whole), 0, 0)))
+            else:
+                raise ValueError(f"a plan with {name}")
+        return found
 
 
-def _close_all_but(kept: tuple[int, ...]) -> None:
-    """What the modules had open is the zygote's, and its files' parents lead to its root."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > 2 and fd not in kept:
-            try:
-                os.close(fd)
-            except OSError:  # that of the listing
-                pass
+def _give_stream(fd: int, uid: int, gid: int) -> None:
+    """So that /dev/stdout can be opened."""
+    try:
+        os.fchown(fd, uid, gid)
+    except OSError:  # root has done so on the host
+        pass
 
 
 class _Zygote:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.settings: dict[str, Any] = {}
+        self.steps: list[tuple[str, Any, tuple[Any, ...]]] = []
         self.children: dict[int, tuple[int, int]] = {}
         self.kernel = _Kernel()
         self.own = -1
@@ -280,18 +279,14 @@ class _Zygote:
         for fd in fds:
             os.close(fd)
         asked = json.loads(first)
-        self.settings.update(asked.get("settings") or {})
-        for op in self.settings["program"]:
-            if op["name"] == "SECCOMP":
-                op["at"] = self.kernel.load(base64.b64decode(op["a"]))
-            if op["name"] == "BOUNDING":
-                op["dropped"] = [
-                    number for number in range(64) if not op["x"] >> number & 1 and self.kernel.prctl(_BOUNDING_HAS, number) == 1
-                ]
+        if "settings" in asked:  # else a branch has its parent's
+            self.settings = asked["settings"]
+            self.steps = self.kernel.steps(self.settings["program"])
         failure = _import(asked["preload"]) or _threads() or _shared_memory()
         self.say(failure or {"ready": sys.version.split()[0]})
         if failure:
             os._exit(1)
+        _rehearse()
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (1, 2):
             os.dup2(null, fd)
@@ -325,14 +320,13 @@ class _Zygote:
     def fork(self, kind: bytes, fds: list[int], poller: Any) -> None:
         kinds = self.settings["kinds"]
         spaces = dict(zip(kinds, fds))  # noqa: B905
-        call, status, out, err = fds[len(kinds) : len(kinds) + 4]
-        group = fds[len(kinds) + 4 :]
+        call, status, out, err = fds[len(kinds) :]
         try:
             self.kernel.setns(spaces["pid"], "pid")
             try:
                 pid = os.fork()
                 if not pid:
-                    _child(self, kind, spaces, call, (out, err), group)
+                    _child(self, kind, spaces, call, (out, err))
             finally:
                 self.kernel.setns(self.own, "pid")  # a thread is born where its process is
             pidfd = self.kernel.pidfd_open(pid)
@@ -366,37 +360,47 @@ def _tell(status: int, what: dict[str, Any]) -> None:
     os.close(status)
 
 
-def _child(zygote: _Zygote, kind: bytes, spaces: dict[str, int], call: int, output: tuple[int, int], group: list[int]) -> NoReturn:
+def _child(zygote: _Zygote, kind: bytes, spaces: dict[str, int], call: int, output: tuple[int, int]) -> NoReturn:
+    """Each page that this writes to, reference counts among it, is copied for each call: the less the better."""
+    kernel = zygote.kernel
     try:
-        channel = socket.socket(fileno=call)
         try:
-            for fd in group:
-                os.write(fd, b"0")
+            os.write(call, b"h")  # who reads it puts us into the sandbox's cgroup
             for space in _ORDER:
                 if space in spaces:
-                    zygote.kernel.setns(spaces[space], space)
+                    kernel.setns(spaces[space], space)
             null = os.open("/dev/null", os.O_RDONLY)
             for fd, to in ((null, 0), (output[0], 1), (output[1], 2)):
                 os.dup2(fd, to)
             zygote.control.detach()
             zygote.children.clear()
-            _close_all_but((call,))
+            kernel.close_all_but(call)
             if kind == b"branch":
-                zygote.control = channel
+                zygote.control = socket.socket(fileno=call)
                 zygote.serve()
-            os.environ.update(zygote.settings["env"])
-            _become(zygote.kernel, zygote.settings["program"])
+            if zygote.settings["env"]:
+                os.environ.update(zygote.settings["env"])
+            for name, function, arguments in zygote.steps:
+                refused = function(*arguments)
+                if refused.__class__ is int and refused < 0:
+                    kernel.check(refused, name)
         except BaseException as error:
-            _answer(channel, {"failed": f"{type(error).__name__}: {str(error)[:500]}"}, 1 << 12)
+            failed = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+            if kind == b"branch":
+                os.write(call, json.dumps(failed).encode())
+            else:
+                _answer(call, failed, 1 << 12)
             os._exit(1)
-        limit, outcome = _called(channel, zygote.kernel)
-        _answer(channel, outcome, limit)
+        own = os.getpid()
+        limit, outcome = _called(call, kernel)
+        if os.getpid() == own:  # else a process that the call has forked: one answers
+            _answer(call, outcome, limit)
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _called(channel: socket.socket, kernel: _Kernel) -> tuple[int, dict[str, Any]]:
+def _called(channel: int, kernel: _Kernel) -> tuple[int, dict[str, Any]]:
     """What became of what the channel asks for, and how long the answer may be."""
     asked = json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 8), "big")))
     outcome: dict[str, Any]
@@ -416,18 +420,18 @@ def _called(channel: socket.socket, kernel: _Kernel) -> tuple[int, dict[str, Any
             stream.flush()
         except BaseException:
             pass
-    kernel.flush()
+    kernel.flush(None)
     return asked["limit"], outcome
 
 
-def _exactly(channel: socket.socket, size: int) -> bytes:
-    raw = bytearray()
+def _exactly(channel: int, size: int) -> bytes:
+    raw = b""
     while len(raw) < size:
-        part = channel.recv(min(size - len(raw), 1 << 20))
+        part = os.read(channel, min(size - len(raw), 1 << 20))
         if not part:  # nobody needs us any more
             os._exit(0)
-        raw += part
-    return bytes(raw)
+        raw = raw + part if raw else part
+    return raw
 
 
 def _run(asked: dict[str, Any]) -> Any:
@@ -462,11 +466,13 @@ def _execute(source: str, variables: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), main.__dict__)  # type: ignore[attr-defined]
 
 
-def _answer(channel: socket.socket, outcome: dict[str, Any], limit: int) -> None:
+def _answer(channel: int, outcome: dict[str, Any], limit: int) -> None:
     raw = json.dumps(outcome).encode()
     if len(raw) > limit:
         raw = json.dumps({"unsent": f"a result of {len(raw)} bytes, and {limit} are the most"}).encode()
-    channel.sendall(len(raw).to_bytes(8, "big") + raw)
+    unsent = len(raw).to_bytes(8, "big") + raw
+    while unsent:
+        unsent = unsent[os.write(channel, unsent) :]
 
 
 def _load() -> None:
@@ -532,6 +538,23 @@ def _shared_memory() -> dict[str, Any]:
             elif words[0] == "VmFlags:" and {"mw", "ms"} <= set(line.split()):
                 found.append(name[:200])
     return {"shared": found} if found else {}
+
+
+def _rehearse() -> None:
+    """What every call does, here and often enough: Python writes to code while that is new, which each call would do again, on copies."""
+    import linecache
+    import threading
+
+    main = sys.modules["__main__"]
+    after_fork = getattr(threading, "_after_fork", None)  # which every child begins with; there is one thread
+    for _ in range(_REHEARSALS):
+        if after_fork is not None:
+            after_fork()
+        for asked in _REHEARSED:
+            said = json.dumps({"value": encode(_run(json.loads(asked)))}).encode()
+            len(said).to_bytes(8, "big")
+    sys.modules["__main__"] = main
+    linecache.cache.pop("<code>", None)
 
 
 def main() -> None:

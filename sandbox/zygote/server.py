@@ -5,6 +5,7 @@
     begin     a sandbox up to its BARRIER, which hands over its namespaces; the image's Python runs in it, and imports
     calls     a pool of sandboxes that wait, each with a PID namespace below the zygote's
     call      one of them, whose namespaces go to the zygote; it forks, and the child enters them            inside.py
+              the child says that it is there, and we put it into the sandbox's cgroup
               the request and the answer pass between the child and us alone; then the sandbox is ended, with all that is in it
     branch    the same, and the child stays a zygote
 
@@ -22,15 +23,18 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM, send_fds, socket, socketpair
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from socket import AF_UNIX, SO_PASSCRED, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET, send_fds, socket, socketpair
 
 from dockless.base.dataclass import copied
+from dockless.base.descriptors import from_whom
 from dockless.base.interrupts import waiting
 from dockless.base.path import Path
-from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.pidfds import hold
+from dockless.base.typing import TYPE_CHECKING, Any, TypeVar
 from dockless.base.waits import readable
-from dockless.errors import BadAnswer, CommandNotFound, DocklessError, LaunchFailed, SandboxGone, ZygoteError, ZygoteLost
+from dockless.errors import BadAnswer, CgroupError, CommandNotFound, DocklessError, LaunchFailed, SandboxGone, ZygoteError, ZygoteLost
 from dockless.native.userns import own_namespace
 from dockless.sandbox.run.pool import Pool, WaitingSandbox
 from dockless.sandbox.run.start import find_image, pins
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from dockless.sandbox.run.prepared import Prepared
     from dockless.sandbox.spec import Spec
 
+T = TypeVar("T")
 IMPORTING = 600.0
 """Seconds that a zygote may take for its imports."""
 _PATIENCE = 30.0
@@ -55,12 +60,15 @@ _SHOWN = 2000
 class _Seat(WaitingSandbox):
     """A sandbox for a call, and when it is ``taken``, the process in it that waits for what it is to call."""
 
+    has_door = False
+
     def take(self, node: Node) -> None:
         """Have the zygote fork into it. Errors: those of a start, ``ZygoteLost``"""
         with contextlib.ExitStack() as here:
             spaces = self.namespaces(len(node.kinds))
             for fd in spaces:
                 here.callback(os.close, fd)
+            self._space = _file(spaces[node.kinds.index("pid")])
             self.channel, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._stack.enter_context(self.channel)
             here.enter_context(theirs)
@@ -71,12 +79,23 @@ class _Seat(WaitingSandbox):
             self.output = pipes[0][0], pipes[1][0]
             writers = pipes[0][1], pipes[1][1]
             self.give_away(writers)
-            self.status = node.forked(b"call", self, spaces, theirs.fileno(), writers)
+            self.channel.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
+            self.status = node.forked(b"call", spaces, theirs.fileno(), writers)
             self._stack.callback(os.close, self.status)
+
+    def settle(self, node: Node) -> None:
+        """When its process is there, put it into the sandbox's group. Errors: those of a start, ``ZygoteLost``"""
+        if not node.settled(self, self.channel, self._space):
+            self.process.kill()  # there is none, which the zygote then says; or that of another sandbox
 
     def finish(self) -> None:
         """Wait for its end. Nobody asks what it has used."""
         self._exit = self.process.wait()
+
+    @property
+    def there(self) -> bool:
+        """Whether its process, or the zygote, has said something."""
+        return readable(self.channel.fileno(), 0)
 
     @property
     def sound(self) -> bool:
@@ -93,6 +112,7 @@ class _Seats(Pool):
         self.image, self._pin = image, list(pin)
         self._closed = False
         self._begun: deque[_Seat] = deque()
+        self._entering: deque[_Seat] = deque()
         self._used: deque[_Seat] = deque()
         self._ending = _thread.allocate_lock()
 
@@ -111,12 +131,16 @@ class _Seats(Pool):
         while not self._closed and len(self._waiting) < self.size:
             while len(self._begun) < _AHEAD:
                 self._begun.append(self.begin())
-            box = self._begun.popleft()
-            try:
-                box.take(self._node)
-            except BaseException as error:
-                box.__exit__(type(error), error, error.__traceback__)
-                raise
+            one_there = bool(self._entering) and self._entering[0].there
+            if not one_there and len(self._waiting) + len(self._entering) < self.size:
+                box = self._begun.popleft()
+                with _ended_on_error(box):
+                    box.take(self._node)
+                self._entering.append(box)
+                continue
+            box = self._entering.popleft()
+            with _ended_on_error(box):
+                box.settle(self._node)
             with self._lock:
                 if not self._closed:
                     self._waiting.append(box)
@@ -130,15 +154,14 @@ class _Seats(Pool):
                 self._refill()
                 return box
             box.__exit__(None, None, None)
-        box = None
         try:
             box = self.begin()
             self._refill()
-            box.take(self._node)
-        except BaseException as error:
-            if box is not None:
-                box.__exit__(type(error), error, error.__traceback__)
-            if isinstance(error, LaunchFailed) and self._node.ended:  # no process is born where it was
+            with _ended_on_error(box):
+                box.take(self._node)
+                box.settle(self._node)
+        except LaunchFailed as error:
+            if self._node.ended:  # no process is born where it was
                 raise self._node.lost("when it was needed") from error
             raise
         return box
@@ -174,10 +197,20 @@ class _Seats(Pool):
         """End all that wait, and wait for the end of all that were lent and given back."""
         super().close()
         if os.getpid() == self._pid:
-            while self._begun:
-                self._begun.popleft().__exit__(None, None, None)
+            for boxes in (self._begun, self._entering):
+                while boxes:
+                    boxes.popleft().__exit__(None, None, None)
             with self._ending:
                 self._end_used()
+
+
+@contextlib.contextmanager
+def _ended_on_error(box: _Seat) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        box.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 class Node:
@@ -274,11 +307,18 @@ class Node:
                 first["settings"] = self._settings(box)
                 self._run(box, (theirs.fileno(), printed, printed))
             else:
-                self._status = self.parent.forked(b"branch", box, spaces, theirs.fileno(), (printed, printed))
+                ours.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
+                self._status = self.parent.forked(b"branch", spaces, theirs.fileno(), (printed, printed))
                 self._opened.callback(os.close, self._status)
             theirs.close()
             ours.settimeout(_PATIENCE)
-            self._send([json.dumps(first).encode()], ())
+            if self.parent is None:
+                self._send([json.dumps(first).encode()], ())
+            elif self.parent.settled(box, ours, _file(self._space)):
+                with contextlib.suppress(ZygoteLost):  # it has said why, or its end does
+                    self._send([json.dumps(first).encode()], ())
+            else:
+                box.kill()
             self._await_ready(output)
         self._seats = _Seats(self, self._size, self.image, self._pin)
         self._opened.callback(self._seats.close)
@@ -328,7 +368,7 @@ class Node:
                 if not part:
                     poller.unregister(output)
             if self._control.fileno() in ready:
-                raw = self._control.recv(1 << 18)
+                raw = _again(partial(self._control.recv, 1 << 18))
                 if raw:
                     self.version = _check_ready(raw, self.preload)
                     return
@@ -355,32 +395,56 @@ class Node:
         hint = _printed(printed) or "make another one; one of its modules, or the kernel for want of memory, has ended it"
         return ZygoteLost(f"the zygote ended{why}, {when}", subject=self.spec.image, hint=hint)
 
+    def _silent(self) -> ZygoteLost:
+        hint = "a module has stopped it: make another one"
+        return ZygoteLost("the zygote takes no request", subject=self.spec.image, hint=hint)
+
     def _send(self, data: list[bytes], fds: Sequence[int]) -> None:
         assert self._control is not None
         try:
             send_fds(self._control, data, [*fds])
         except TimeoutError:
-            hint = "a module has stopped it: make another one"
-            raise ZygoteLost("the zygote takes no request", subject=self.spec.image, hint=hint) from None
+            raise self._silent() from None
         except OSError as error:
             raise self.lost("when it was needed") from error
 
-    def forked(self, kind: bytes, box: WaitingSandbox, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
+    def forked(self, kind: bytes, spaces: Sequence[int], channel: int, output: tuple[int, int]) -> int:
         """Have it fork into a sandbox that waits. The descriptor in which it says how that ends is the caller's."""
         status, theirs = os.pipe2(os.O_CLOEXEC)
-        group = -1
         try:
-            if box.cgroup is not None:
-                group = os.open(box.cgroup.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-            self._send([kind], [*spaces, channel, theirs, *output, *([group] if group >= 0 else [])])
+            self._send([kind], [*spaces, channel, theirs, *output])
         except BaseException:
             os.close(status)
             raise
         finally:
             os.close(theirs)
-            if group >= 0:
-                os.close(group)
         return status
+
+    def settled(self, box: WaitingSandbox, channel: socket, space: tuple[int, int]) -> bool:
+        """Put the process that says by ``channel`` that it is there into its sandbox's group: the zygote has no descriptor of any. Whether
+        there is such a process. That is one of this PID namespace, whichever one the zygote names. ``ZygoteLost``, ``CgroupError``"""
+        if not readable(channel.fileno(), _PATIENCE):
+            raise self._silent()
+        data, pid = _again(lambda: from_whom(channel, 1))
+        channel.setsockopt(SOL_SOCKET, SO_PASSCRED, 0)  # else it gets a name, unix(7)
+        if box.cgroup is None or not data or not pid:
+            return bool(data) and box.cgroup is None
+        try:
+            process = hold(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if _file(f"/proc/{pid}/ns/pid") != space:
+                return False
+            box.cgroup.add(pid)
+        except (CgroupError, FileNotFoundError, ProcessLookupError):
+            if not readable(process, 0):
+                raise
+            return False
+        else:
+            return not readable(process, 0)  # it was the same all the time
+        finally:
+            os.close(process)
 
     def start(self, request: Mapping[str, Any], *, limit: int, most: int) -> Running:
         """Begin a call. ``limit``, ``most``: bytes of its answer, and of each of its streams. Errors: ``ZygoteLost``, those of a start."""
@@ -397,7 +461,8 @@ class Running:
     """A call. ``wait`` ends it; it is to be called once. ``kill``: from any thread."""
 
     def __init__(self, node: Node, request: bytes, limit: int, most: int) -> None:
-        self._killed = False
+        self._killed = self._over = False
+        self._lock = _thread.allocate_lock()
         self.out_of_memory = False
         """Whether the kernel killed something of it for memory; known when it has ended without an answer."""
         self._node = node
@@ -415,13 +480,31 @@ class Running:
                 self.out_of_memory = group is not None and bool(group.usage(pressure=False).oom_kills)
             return said
         finally:
+            with self._lock:
+                self._over = True
             self._node._seats.end(self.box)
 
     def kill(self) -> None:
-        """End it now."""
-        self._killed = True
-        with contextlib.suppress(DocklessError):
-            self.box.kill()
+        """End it now. When it is over its descriptors may be another call's by now, so nothing is done then."""
+        with self._lock:
+            self._killed = True
+            if not self._over:
+                with contextlib.suppress(DocklessError):
+                    self.box.kill()
+
+
+def _again(receive: Callable[[], T]) -> T:
+    """An end that closed before it had read all is an error, once; what it has sent comes next."""
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()
+
+
+def _file(of: int | str) -> tuple[int, int]:
+    """By what a namespace is known."""
+    found = os.stat(of)
+    return found.st_dev, found.st_ino
 
 
 def _check_ready(raw: bytes, preload: Sequence[str]) -> str:
@@ -434,6 +517,10 @@ def _check_ready(raw: bytes, preload: Sequence[str]) -> str:
         raise BadAnswer("what the zygote says makes no sense", subject="zygote", hint="one of its modules has written to its socket")
     if isinstance(said.get("ready"), str):
         return str(said["ready"])
+    if "failed" in said:
+        raise ZygoteError(
+            f"the branch could not begin: {str(said['failed'])[:500]}", subject="branch", hint="'dockless doctor' checks this host"
+        )
     if "import" in said:
         kind, message, trace, module = answers.texts(said["import"], "type", "message", "traceback", "module")
         hint = "is it in the image, and on its PYTHONPATH? the traceback is in the error's notes"

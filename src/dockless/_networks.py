@@ -32,7 +32,7 @@ def network_of(value: str | Endpoint | Iterable[str | Endpoint], name: str) -> s
         return "private" if items else "none"
     if len(items) > 1:
         hint = "give that one alone, or networks by their names"
-        raise BadInput(f"network {str(alone[0])[:80]} beside another one", subject="network", hint=hint)
+        raise BadInput(f"network {str(alone[0])[:80]} cannot be given together with another one", subject="network", hint=hint)
     return str(alone[0])
 
 

@@ -228,22 +228,43 @@ def _networks() -> tuple[Status, str, str]:
     except OSError as error:
         return "note", f"this kernel has no nftables: {error.strerror}", "as root: modprobe nf_tables"
     if sysctls.forwards(4):
-        return "ok", "bridges can be made, and lead out", ""
+        return _networks_beside_others()
     step = f'as root: sysctl -w {sysctls.FORWARDING[4]}=1, or [networks] forward = "ipv4" in {paths.config_file()}'
-    return "note", "bridges can be made; this host sends no packets on, so those that lead out are an error", step
+    return "note", "bridges can be made; this host does not forward packets, so networks that lead out are an error", step
+
+
+def _networks_beside_others() -> tuple[Status, str, str]:
+    from dockless.sandbox.network.barriers import barriers
+    from dockless.sandbox.network.host import Host
+    from dockless.sandbox.network.model import DEFAULT, Network
+    from dockless.sandbox.network.records import every
+
+    # The default network before its first use has the name of its bridge already.
+    networks = every() or [Network(DEFAULT, ("0.0.0.0/0",), (), "dockless0", isolated=True)]
+    found = barriers(Host(), networks)
+    if not found:
+        return "ok", "bridges can be made, and lead out", ""
+    names = sorted({one.network for one in found})
+    what = f"bridges can be made; {found[0].where}, {found[0].by}, stops what leaves and reaches {', '.join(names[:5])}"
+    return "note", what, f"as root: {'; '.join(dict.fromkeys(text for one in found for text in one.commands))}"
 
 
 def _networks_of_user() -> tuple[Status, str, str]:
     from dockless.sandbox.network import pasta
+    from dockless.sandbox.run import own_networks
 
+    why = own_networks.why_none()
     try:
         found = pasta.installed()
     except DocklessError as error:
-        return "note", f"{error}: a user's sandboxes have the host's network, or none", error.hint
+        left = "internal networks, the host's, or none" if not why else "the host's network, or none"
+        return "note", f"{error}: a user's sandboxes have {left}", error.hint
+    if why:
+        return "note", f"bridge alone, by {found.path}; networks that are made are errors: {why}", ""
     if not found.drops_loopback:
         step = "for sandboxes with NET_RAW or NET_ADMIN, install passt of August 2024 or newer"
-        return "ok", f"one for each sandbox, by {found.path}, which is old", step
-    return "ok", f"one for each sandbox, by {found.path}", ""
+        return "ok", f"can be made, and lead out by {found.path}, which is old", step
+    return "ok", f"can be made, and lead out by {found.path}", ""
 
 
 def _disk() -> tuple[Status, str, str]:

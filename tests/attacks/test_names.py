@@ -14,18 +14,13 @@ from pathlib import Path
 
 import pytest
 from support.dns_peers import AAAA, ANY, AXFR, TXT, A, Upstream, parsed, question
-from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
+from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving
 from support.requires import requires
 
 from dockless.native.netns import socket_in
 from dockless.sandbox.network import name_server
 
 pytestmark = requires("root", "netns")
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon(monkeypatch)
 
 
 @pytest.fixture

@@ -161,7 +161,11 @@ with Sandbox("host", ("sleep", "1000"), stdin=DEVNULL) as box:
 @pytest.mark.parametrize("grouped", ["ungrouped"], indirect=True)
 def test_who_forks_faster_than_it_can_be_killed_ends_its_sandbox(grouped, program):
     """300 that run all the time leave the process that is to end them no time. Then the kernel ends the sandbox, and that is said."""
-    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program]) as box, Sandbox("host", FOREVER, stdin=DEVNULL) as other:
+    limits = {"nproc": 1000}  # with those that nobody has time to collect: else they take every number of the host
+    with (
+        Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[program], ulimits=limits) as box,
+        Sandbox("host", FOREVER, stdin=DEVNULL) as other,
+    ):
         with box.spawn(OUTLIVING, "flood", stdin=DEVNULL, stdout=PIPE, text=True, timeout=1.0) as command:
             ended = command.wait(60)
         assert ended.timed_out

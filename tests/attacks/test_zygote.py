@@ -67,6 +67,26 @@ MODULES = {
     "state": "value = ['clean']\n",
     "liar": "import os, tries\nos.write(tries.socket(), b'[[[')\n",
     "records": "raise type('E' * 100000, (Exception,), {'__str__': lambda self: 'm' * (1 << 22)})()\n",
+    "greedy": """
+import os, tries
+seen, fork = [], os.fork
+def looking():
+    seen.append(sorted(tries.descriptors().values()))
+    return fork()
+os.fork = looking
+""",
+    "pretender": """
+import os, socket, tries
+fork = os.fork
+def first():
+    for fd, link in tries.descriptors().items():
+        if link.startswith("socket"):
+            with socket.socket(fileno=os.dup(fd)) as one:
+                if one.type == socket.SOCK_STREAM:
+                    one.send(b"h")  # in the place of the child
+    return fork()
+os.fork = first
+""",
     "numbers": "import os, tries\nos.write(tries.socket(), b'{\"threads\": 3}')\n",
 }
 
@@ -204,6 +224,24 @@ def test_no_descriptor_of_the_zygote_or_its_modules_is_in_a_call(image):
     with Zygote(image, ["opens"], size=2) as zygote:
         found = zygote.run_code("import tries\ntries.descriptors()").value
     assert [found[fd].split(":")[0] for fd in sorted(found)] == ["/dev/null", "pipe", "pipe", "socket"]
+
+
+def test_a_zygote_has_no_descriptor_of_a_cgroup(image):
+    with Zygote(image, ["greedy"], size=1) as zygote:
+        seen = zygote.run_code("import greedy\ngreedy.seen").value
+    assert any(link.startswith("pipe:") for links in seen for link in links)
+    assert not [link for links in seen for link in links if "cgroup.procs" in link]
+
+
+def test_a_zygote_that_names_another_process_than_the_call_s_has_no_call(image):
+    with Zygote(image, ["pretender"], size=1) as zygote:
+        node = zygote._node
+        if node._box.cgroup is None:
+            pytest.skip("no place for cgroups")
+        before = node._box.cgroup.pids()
+        with pytest.raises((CallFailed, BadAnswer)):
+            zygote.run_code("1")
+        assert node._box.cgroup.pids() == before  # nothing of the zygote's is in the group of a call
 
 
 def test_what_one_call_was_given_is_in_no_memory_of_another(image):

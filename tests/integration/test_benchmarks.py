@@ -33,6 +33,24 @@ def test_start_and_keeper_and_driver():
     assert [one for one in found["start"]["contenders"] if one["failed"] or not one["starts"]] == []
 
 
+@requires("root", "netns", "program:ip", "pasta")
+def test_networks(tmp_path):
+    code = """import json, sys
+from benchmarks.networks import networks
+from benchmarks.scene import scene
+with scene() as place:
+    table = networks(place, 1, 2, 1)
+print(json.dumps({"extra": table.extra, "notes": table.notes}))"""
+    environment = {**os.environ, "PYTHONPATH": str(TOP)}
+    ran = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    ways = [name for name in found["extra"] if name.startswith("through ")]
+    assert ways[:2] == ["through the host itself", "through our bridge"] and "through our pasta" in ways, found["notes"]
+    assert found["extra"]["taken, bridge"]["median_ms"] > 0 and found["extra"]["many"]["sandboxes"] == 2
+    assert all(note.startswith(("podman", "docker", "through podman")) for note in found["notes"]), found["notes"]
+
+
 @pytest.fixture
 def short():
     """A directory in which the path of a socket is short enough."""

@@ -13,6 +13,7 @@ from support.requires import requires
 from support.scheduling import DaemonProcess
 
 from dockless.cli import main
+from dockless.sandbox.run import own_networks
 from dockless.sched import connect
 
 pytestmark = requires("userns")
@@ -87,7 +88,7 @@ def test_workers_reach_their_master(daemon, tmp_path, capfd):
     assert "ranks 1 2\n" in said
     _, address, cluster = said.splitlines()[1].split(" ", 2)
     own = [job.options.ports[0] for job in jobs]
-    if os.geteuid() == 0:  # each has an address of its own
+    if os.geteuid() == 0 or not own_networks.why_none():  # each has an address of its own
         assert address.startswith("10.")
         at = [f"{name}:{port}" for name, port in zip(("master-0", "worker-0", "worker-1"), own, strict=True)]
     else:

@@ -157,9 +157,7 @@ def test_a_driver_that_lacks_it(image, simulation, home):
 
 
 @requires("root")
-def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids, home):
-    for above in (home, *home.parents[:3]):
-        above.chmod(0o711)  # as what is above /run/dockless
+def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids, passable):
     users = [pwd.getpwnam(name).pw_uid for name in ("daemon", "bin")]
     jobs = [as_user(uid, daemon.socket.parent, lambda queue: submit(queue, image))[1] for uid in users]
     with daemon.client() as queue:

@@ -109,10 +109,7 @@ def given(there: Sequence[DeviceNode], groups: tuple[int, ...] = ()) -> tuple[st
     return outcome[1]
 
 
-def test_a_user_is_told_why_and_what_to_do(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_mode & 0o5 != 0o5:
-            folder.chmod(folder.stat().st_mode | 0o5)
+def test_a_user_is_told_why_and_what_to_do(tmp_path, passable):
     (folder := tmp_path / "open").mkdir()
     there = made(folder, 0o666)
     assert given(there) == ("", "2 GPUs; every user may open their nodes without a lease (docs/security.md says how to close them)")

@@ -23,7 +23,7 @@ from dockless import PIPE, aio
 from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
 from dockless.sandbox.run import children, detached, ending
-from dockless.sandbox.run.box import Box
+from dockless.sandbox.run.box import Box, get
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
@@ -91,6 +91,14 @@ def test_a_command_for_one_whose_program_has_ended():
             with pytest.raises(SandboxGone, match=said) as caught:
                 handle.exec("true")
             assert "give it a program that lasts, like `sleep infinity`" in caught.value.hint
+
+
+def test_whoever_sees_first_that_the_program_has_ended_says_what_to_do():
+    """Before its record is gone, at its door, by its keeper: which of them depends on the moment."""
+    with dockless.Sandbox(["cat"], id="short", stdin=PIPE) as box:
+        found = get("short")
+        for error in (found.not_running(), found.entrance().gone(), box.inner.entrance().gone()):
+            assert str(error) == "sandbox short is not running" and "give it a program that lasts" in error.hint
 
 
 @pytest.mark.parametrize("timeout", [0, -1, -0.5])

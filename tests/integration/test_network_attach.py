@@ -31,6 +31,7 @@ while True:
     c.sendall(c.getpeername()[0].encode())
     c.close()
 """
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 CALL = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 2); print(s.recv(100).decode())"
 
 
@@ -90,7 +91,7 @@ def test_an_address_that_is_asked_for(start):
     assert "02:00:00:00:00:77" in box.exec("cat", "/sys/class/net/eth0/address").stdout.decode()
     for asked, error, words in (
         ("mine:ip=10.20.0.77", AddressTaken, "is taken"), ("mine:ip6=fd00:20::77", AddressTaken, "is taken"),
-        ("mine:ip=10.20.0.1", BadInput, "is none for a sandbox"), ("mine:ip=10.21.0.5", BadInput, "is none for a sandbox"),
+        ("mine:ip=10.20.0.1", BadInput, "no sandbox can have"), ("mine:ip=10.21.0.5", BadInput, "no sandbox can have"),
         ("other", UnknownNetwork, "no network other"),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
@@ -142,6 +143,16 @@ def test_a_sandbox_joins_and_leaves_while_it_runs(start):
     assert box.exec("cat", "/proc/net/route").stdout.count(b"eth0") == 2
     networks.disconnect("mine", box)
     assert b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+
+
+def test_one_that_began_without_a_network_has_the_same_rules_before_and_after_its_next_start(start):
+    gateway = networks.create("mine", subnets=["10.20.0.0/24"]).gateways[0]
+    box = start("sleep", "1000")
+    networks.connect("mine", box)
+    with socket.create_server((gateway, 8097)):
+        assert box.exec("python3", "-c", CONNECT, gateway, "8097").exit_code == 0
+        box.restart(grace=0)
+        assert box.exec("python3", "-c", CONNECT, gateway, "8097").exit_code == 0
 
 
 def routes(box):
@@ -222,6 +233,13 @@ def test_another_sandboxs_network(start):
         start("sleep", "1000", network="container:first")
     with pytest.raises(dockless.SandboxGone, match="no sandbox nobody"):
         start("sleep", "1000", network="container:nobody")
+
+
+def test_who_has_the_network_of_one_in_the_foreground_asks_its_server_for_names(start):
+    (gateway, *_) = networks.create("mine").gateways
+    with dockless.Sandbox(["sleep", "1000"], id="front", network="mine"):
+        second = start("sleep", "1000", network="container:front")
+        assert f"nameserver {gateway}" in second.exec("cat", "/etc/resolv.conf").stdout.decode()
 
 
 def test_a_neighbours_name_is_asked_for_in_its_own_network_first(start):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.dns_peers import AAAA, HTTPS, PTR, TXT, Place, Upstream, parsed, question, received
-from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving, soon
+from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, serving
 from support.requires import requires
 
 from dockless.base import records
@@ -22,11 +22,6 @@ from dockless.sandbox.network.model import Network
 from dockless.sandbox.network.residents import Residents, Watches, packed
 
 pytestmark = requires("root", "netns")
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon(monkeypatch)
 
 
 @pytest.fixture
@@ -104,15 +99,10 @@ def test_thousands_of_leases_that_change_at_once_are_all_read(served, changes):
         assert one is not None and all(residents.named((b"n%d" % number,), one) for number in range(3000))
 
 
-def test_the_dead_have_no_names_and_are_told_of(served):
-    dead = served.place.lease(OTHER, "gone", "shared", link="gone0")
+def test_the_dead_have_no_names(served):
+    served.place.lease(OTHER, "gone", "shared", link="gone0")
     served.place.lease(THIRD, "here", "shared")
     assert served.ask("gone").code == 3 and served.ask("shared").texts == [THIRD]
-    until = time.monotonic() + 10
-    while dead not in served.dead:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert {lease.addresses[0] for lease in served.dead} == {OTHER}
 
 
 def test_who_is_being_made_has_its_names(served):

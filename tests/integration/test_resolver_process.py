@@ -73,6 +73,7 @@ def test_it_answers_and_is_started_once(net, monkeypatch):
     assert links.pop(0) == links.pop(1) == "/dev/null" and links.pop(2).endswith(resolver.LOG)
     assert links.pop(3).endswith(resolver.LOCK) and links.pop(4).endswith("leases")
     assert links.pop(7) == str(net.directory.parent)
+    assert links.pop(8) == "/dev/null"  # as root there is no process that holds the network namespace
     assert sorted(link.partition(":")[0] for link in links.values()) == ["anon_inode"] * 2 + ["socket"] * (2 + 2 * len(GATEWAYS))
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     assert words[1:4] == [b"-I", b"-S", b"-c"] and len(words) == 8 and str(tests).encode() not in words

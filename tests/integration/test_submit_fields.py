@@ -12,6 +12,8 @@ from support.scheduling import DaemonProcess
 
 import dockless
 from dockless.cli import main
+from dockless.sandbox import binds
+from dockless.sandbox.spec import Bind, Spec
 
 pytestmark = requires("userns")
 
@@ -66,7 +68,8 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path, monkeypatch, ca
         "env = { B = 'b<% $secrets.token %>' }\narray = 2\n[secrets]\ntoken = 'hunter2'\n"
     )
     jobs = dockless.submit_file(path)
-    assert [job.wait(60).exit_code for job in jobs] == [0, 0], [*jobs[0].logs()]
+    codes = [job.wait(60).exit_code for job in jobs]
+    assert codes == [0, 0], (*jobs[0].logs(), binds.grants(Spec(("true",), mounts=(Bind(str(tmp_path), "/mnt"),)), None))
     assert out.read_text() == "hunter2 bhunter2\n" * 2
     first = str(jobs[0].id)
     shown = []

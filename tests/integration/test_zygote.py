@@ -34,6 +34,10 @@ MODULES = {
     "harmless": "import mmap\nwith open('/opt/slow.py', 'rb') as file:\n    kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n",
     "broken": "print('said this')\nraise RuntimeError('as it is')\n",
     "dies": "import os, sys\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)\n",
+    "breaks": (
+        "import os\ndef refuse(*_):\n    raise OSError('as it is')\n"
+        "os.register_at_fork(after_in_child=lambda: setattr(os, 'dup2', refuse))\n"
+    ),
     "opens": "import os\nkept = os.open('/', os.O_RDONLY)\nother = os.pipe()\n",
 }
 
@@ -179,6 +183,43 @@ def test_what_cannot_be_preloaded_is_said(image, preload, message, note):
 def test_a_file_that_is_mapped_to_be_read_is_no_shared_memory(image):
     with Zygote(image, ["harmless"], size=1) as zygote:
         assert zygote.run_code("import harmless\nharmless.kept[:6]").value == b"import"
+
+
+def test_a_child_that_cannot_begin_is_said(image):
+    with Zygote(image, ["breaks"], size=1) as zygote:
+        with pytest.raises(CallFailed, match="could not begin: OSError: as it is"):
+            zygote.run_code("1")
+        with pytest.raises(ZygoteError, match="could not begin: OSError: as it is"), zygote.branch(["json"]):
+            pass
+
+
+def test_processes_that_a_call_has_forked_do_not_answer_for_it(image):
+    code = "import os, time\nchild = not os.fork()\ntime.sleep(0 if child else 0.5)\n'child' if child else 'the call'"
+    with Zygote(image, size=1) as zygote:
+        for _ in range(3):
+            assert zygote.run_code(code).value == "the call"
+
+
+def test_what_is_rehearsed_leaves_nothing_behind(image):
+    with Zygote(image, size=1) as zygote:
+        assert zygote.run_code("import linecache\nlen(linecache.cache)").value == 1  # its own
+        assert zygote.run_code("import sys\nsorted(name for name in vars(sys.modules['__main__']) if name != 'sys')").value == [
+            "__builtins__", "__doc__", "__loader__", "__name__", "__package__", "__spec__",
+        ]  # fmt: skip
+
+
+def test_nothing_is_done_to_a_call_that_is_over(image):
+    with Zygote(image, size=1) as zygote:
+        running = zygote._begin({"code": "1", "variables": {"d": []}}, None)
+        assert running.wait().outcome == {"value": 1}
+        del running.box  # its descriptors are others' by now
+        running.kill()
+
+
+def test_nobody_enters_the_sandbox_of_a_call(image):
+    with Zygote(image, size=1) as zygote:
+        until(lambda: zygote._node._seats._waiting, "that one waits")
+        assert not (zygote._node._seats._waiting[0].directory / "door").exists()
 
 
 def test_a_module_that_kills_its_zygote_is_said(image):

@@ -50,8 +50,7 @@ COMMANDS = {
 
 def sandbox(number: int, netns: int, inside: NetworkNamespace) -> None:
     link = f"v{number}"
-    with netlink.open_socket(netlink.ROUTE) as opened:
-        netlink.prepare(opened)
+    with Host().netlink(netlink.ROUTE) as opened:
         bridge = index_of(opened, NETWORK.bridge)
         mac = f"02:00:00:00:00:{number:02x}"
         netlink.carry_out(opened, [rtnetlink.new_veth(link, bridge, netns, "eth0", mac, 1500, bridge_name=NETWORK.bridge)])
@@ -72,8 +71,7 @@ def main(directory: Path) -> None:
         (directory / name).write_text(text)
     subprocess.run(["mount", "--bind", directory / "host.conf", "/etc/resolv.conf"], check=True)
     subprocess.run(["mount", "--bind", directory / "hosts", "/etc/hosts"], check=True)
-    with netlink.open_socket(netlink.ROUTE) as opened:
-        netlink.prepare(opened)
+    with Host().netlink(netlink.ROUTE) as opened:
         netlink.carry_out(opened, [rtnetlink.set_up("lo", 1), rtnetlink.new_bridge(NETWORK.bridge, "02:00:00:00:00:01", 1500)])
         index = index_of(opened, NETWORK.bridge)
         gateways = [ipaddress.ip_interface("10.77.0.1/16"), ipaddress.ip_interface("fd77::1/64")]

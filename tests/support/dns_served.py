@@ -35,7 +35,6 @@ class Served:
     allowed: list[tuple[str, list[str], int]] = field(default_factory=list)
     ruled: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    dead: list[Lease] = field(default_factory=list)
     refuses: bool = False
 
     def allow(self, lease: Lease, rules: Sequence[Rule], addresses: Sequence[str], seconds: int) -> None:
@@ -50,7 +49,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "nameserver 127.0.0.1\n", **more: bool) -> Iterator[Served]:
-    """A server in a thread, with a name server of the host that the test writes."""
+    """A server in a thread, with a name server of the host that the test writes. It ends as soon as nobody lives."""
     upstream = Upstream()
     with upstream.running(), place(directory / "web", ONE, OTHER, THIRD, SIX, **more) as made:
         known = Served(made, upstream)
@@ -63,10 +62,11 @@ def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "na
         resolv = NameServers(str(directory / "resolv.conf"), upstream.port)
         running = os.open(directory, os.O_RDONLY)
         elsewhere = Elsewhere(running, directory / "home", "web", asking, watches)
-        server = NameServer(
-            made.network, residents, elsewhere, watches, resolv, allow=known.allow, say=known.lines.append, swept=known.dead.extend
-        )
+        server = NameServer(made.network, residents, elsewhere, watches, resolv, allow=known.allow, say=known.lines.append)
         with contextlib.ExitStack() as opened:
+            patched = opened.enter_context(pytest.MonkeyPatch.context())
+            for name, seconds in (("LINGER", 0.1), ("_LIFE", 0.05), ("_TICK", 0.02)):
+                patched.setattr(name_server, name, seconds)
             for gateway in made.network.gateways:
                 family = socket.AF_INET6 if ":" in gateway else socket.AF_INET
                 pair = [opened.enter_context(made.host.open(family, kind)) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)]
@@ -91,13 +91,6 @@ def serving(directory: Path, *, servers: Callable[[int], str] = lambda port: "na
                 os.close(leases)
                 asking.close()
         assert not [line for line in known.lines if "Error" in line and "no such table" not in line]
-
-
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends as soon as nobody lives."""
-    monkeypatch.setattr(name_server, "LINGER", 0.1)
-    monkeypatch.setattr(name_server, "_LIFE", 0.05)
-    monkeypatch.setattr(name_server, "_TICK", 0.02)
 
 
 def only(*to: str, log: bool = False) -> Egress:

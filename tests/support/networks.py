@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from support.nets import OUTSIDE, Place
+
 import dockless
 from dockless.native.netns import NetworkNamespace
 from dockless.sandbox.network import host, netlink, rtnetlink
@@ -63,3 +65,27 @@ def links() -> set[str]:
     """The names of the links here."""
     said = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     return {line.split(": ")[1].partition("@")[0] for line in said.splitlines()}
+
+
+@contextlib.contextmanager
+def beside_the_world(here: NetworkNamespace) -> Iterator[Place]:
+    """Somebody with the addresses ``nets.OUTSIDE``, by whom this thread's network, with ``nets.HOST`` on its link ``wan``, reaches the
+    world."""
+    other = Place()
+    try:
+        subprocess.run(
+            f"ip link add wan type veth peer name eth0 netns /proc/self/fd/{other.namespace.fd}"
+            + " && ip address add 192.0.2.1/24 dev wan && ip -6 address add 2001:db8:9::1/64 dev wan nodad && ip link set wan up"
+            + f" && ip route add default via {OUTSIDE[0]} && ip -6 route add default via {OUTSIDE[1]}",
+            shell=True,
+            check=True,
+            pass_fds=[other.namespace.fd],
+        )
+        other.run("ip", "link", "set", "lo", "up")
+        other.run("ip", "link", "set", "eth0", "up")
+        other.run("ip", "address", "add", f"{OUTSIDE[0]}/24", "dev", "eth0")
+        other.run("ip", "-6", "address", "add", f"{OUTSIDE[1]}/64", "dev", "eth0", "nodad")
+        other.run("ip", "route", "add", "10.0.0.0/8", "via", "192.0.2.1")
+        yield other
+    finally:
+        other.close()

@@ -4,9 +4,11 @@
 
     here, user 1001                       far
       up0  203.0.113.2, 2001:db8:1::2 ──── 203.0.113.1, 2001:db8:1::1
-      lo   172.31.0.1, 127.0.0.53 :53       198.51.100.7, 2001:db8:9::7: an echo on port 7000, and one that asks others on 7100
+      lo   172.31.0.1, 127.0.0.53 :53       198.51.100.7, 2001:db8:9::7: an echo on port 7000, and one that asks others on 7100;
+                                             1.2.3.4, an echo, which is every name at 203.0.113.1, port 53
 
-``python -m support.pasta_cases NAME`` is what runs here. Root makes itself a /dev/net/tun; an ordinary user has the host's.
+``python -m support.pasta_cases NAME`` is what runs here, or another module beside it. Root makes itself a /dev/net/tun; an ordinary user
+has the host's.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 FAR = TESTS / "support" / "pasta_far.py"
 
-_SETUP = """
+_SETUP = r"""
 set -e
 if [ "$REAL_ROOT" = yes ]; then
   mount -t tmpfs tmpfs /dev/net
@@ -39,6 +41,7 @@ if [ "$NETWORK" = yes ]; then
   $in_far ip address add 203.0.113.1/24 dev far0
   $in_far ip address add 2001:db8:1::1/64 dev far0 nodad
   $in_far ip address add 198.51.100.7/32 dev lo
+  $in_far ip address add 1.2.3.4/32 dev lo
   $in_far ip address add 2001:db8:9::7/128 dev lo nodad
   $in_far ip link set far0 up
   ip route add default via 203.0.113.1
@@ -46,15 +49,16 @@ if [ "$NETWORK" = yes ]; then
   echo "$RESOLV_CONF" >"$PLACE/resolv.conf"
   mount --bind "$PLACE/resolv.conf" /etc/resolv.conf
   while ip -6 address show dev up0 | grep -q tentative || $in_far ip -6 address show dev far0 | grep -q tentative; do sleep 0.05; done
-  $in_far "$PYTHON" "$FAR" echo/198.51.100.7/7000 echo/2001:db8:9::7/7000 ask/198.51.100.7/7100 &
+  $in_far "$PYTHON" "$FAR" echo/198.51.100.7/7000 echo/2001:db8:9::7/7000 ask/198.51.100.7/7100 \
+    echo/1.2.3.4/7000 names/203.0.113.1/53 &
   "$PYTHON" "$FAR" echo/127.0.0.1/9000 echo/::1/9000 echo/127.0.0.53/53 echo/172.31.0.1/9000 echo/203.0.113.2/9000 echo/::/9001 &
 fi
-exec unshare --user --map-user=1001 --map-group=1001 -- "$PYTHON" -m support.pasta_cases "$@"
+exec unshare --user --map-user=1001 --map-group=1001 -- "$PYTHON" -m "$CASES" "$@"
 """
 
 
-def run(home: Path, case: str, *, network: bool = True, resolv_conf: str = "nameserver 127.0.0.53") -> None:
-    """One case, in a host of its own. ``network``: it has one."""
+def run(home: Path, case: str, *, network: bool = True, resolv_conf: str = "nameserver 127.0.0.53", cases: str = "pasta_cases") -> None:
+    """One case, in a host of its own. ``network``: it has one. ``cases``: the module with it."""
     root = os.geteuid() == 0
     command = [
         "unshare",
@@ -68,8 +72,9 @@ def run(home: Path, case: str, *, network: bool = True, resolv_conf: str = "name
     ]
     words = {
         "REAL_ROOT": "yes" if root else "no", "NETWORK": "yes" if network else "no", "RESOLV_CONF": resolv_conf, "PLACE": str(home),
-        "PYTHON": sys.executable, "FAR": str(FAR), "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONSAFEPATH": "1",
-        "DOCKLESS_HOME": str(home), "HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "CASES": f"support.{cases}", "PYTHON": sys.executable, "FAR": str(FAR),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONSAFEPATH": "1", "DOCKLESS_HOME": str(home),
+        "HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     }  # fmt: skip
     done = subprocess.run(
         [*command, "sh", "-c", _SETUP, "sh", case],

@@ -122,7 +122,7 @@ def host_is_closed() -> None:
     """The attack: what listens on the host's loopback is not for a sandbox, by whatever address."""
     gateway = pasta_gateway()
     for protocol in ("tcp", "udp"):
-        assert ask(protocol, "127.0.0.1", 9000).startswith(protocol), "it does listen"
+        until(lambda protocol=protocol: ask(protocol, "127.0.0.1", 9000).startswith(protocol))  # it does listen
         questions = [(protocol, address, 9000) for address in ("127.0.0.1", "::1", "0.0.0.0", gateway, "127.0.0.53")]
         answers = inside(*questions)
         assert all(answer.startswith("error") for answer in answers), list(zip(questions, answers, strict=True))
@@ -252,14 +252,12 @@ def chosen() -> None:
     assert found.startswith("02:00:00:00:00:77\n") and f"-- {own}\n" in found
     source = f"import sys; sys.path.insert(0, '/'); from far import ask; print(ask('tcp', {FAR4!r}, 7000), ask('udp', {FAR6!r}, 7000))"
     assert dockless.run(["python3", "-c", source], mounts=[BIND], **options).stdout == f"tcp {HOST4} udp {HOST6}\n"
-    with raises(BadInput, "is no address for a sandbox on network bridge", "its subnets are"):
+    with raises(BadInput, "on network bridge", "its subnets are"):
         dockless.run(["true"], network="bridge:ip=192.0.2.7")
 
 
 def for_root() -> None:
     """What a user cannot have is told, with the next step; her record of the default network she can remove."""
-    with raises(Unsupported, "network lab needs root", "--network bridge"):
-        dockless.networks.create("lab")
     box = dockless.start(["sleep", "1000"], network="bridge", publish=["8080:80"])
     try:
         (there,) = dockless.networks.get("bridge").sandboxes
@@ -267,15 +265,15 @@ def for_root() -> None:
         with raises(NetworkInUse, "1 sandbox is on network bridge", f"dockless stop {box.id}"):
             dockless.networks.remove("bridge")
         assert dockless.networks.prune() == []
-        with raises(BadInput, "has published ports, and would be on no network", "start another one without them"):
+        with raises(BadInput, "has published ports, and would be on no network", "connect it to another network"):
             dockless.networks.disconnect("bridge", box.id)
     finally:
         box.inner.remove()
     box = dockless.start(["sleep", "1000"], network="bridge")
     try:
-        with raises(Unsupported, "runs, and root alone changes the networks of one that does", f"dockless stop {box.id}"):
+        with raises(Unsupported, "is on no network that its user made", f"dockless stop {box.id}"):
             dockless.networks.disconnect("bridge", box.id)
-        with raises(Unsupported, f"the network of sandbox {box.id} can be entered by root alone", "dockless exec"):
+        with raises(Unsupported, f"the network of sandbox {box.id} cannot be entered", "dockless exec"):
             dockless.run(["true"], network=f"container:{box.id}")
     finally:
         box.inner.remove()
@@ -298,7 +296,7 @@ def refusals() -> None:
             assert ask("tcp", "127.0.0.1", 5000).startswith("tcp"), "at once again, although its connections are still known"
             box.restart(grace=0)
             until(lambda: ask("tcp", "127.0.0.1", 5000).startswith("tcp"))
-    with raises(NetworkError, "port 80/tcp of the host cannot be had", "1024"):
+    with raises(NetworkError, "port 80/tcp of the host cannot be opened", "1024"):
         dockless.run(["true"], network="bridge", publish=["80:80"])
     with raises(BadInput, "9.9.9.9 is no address of this host", ""):
         dockless.run(["true"], network="bridge", publish=["9.9.9.9:8080:80"])

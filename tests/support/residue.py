@@ -15,6 +15,7 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -176,6 +177,10 @@ def _of_another_user(place: Path) -> bool:
         return True
 
 
+def _mode(directory: Path) -> str:
+    return f"{stat.S_IMODE(directory.stat().st_mode):o}"
+
+
 def _host() -> frozenset[str]:
     mask = os.umask(0)
     os.umask(mask)
@@ -189,6 +194,7 @@ def _host() -> frozenset[str]:
             f"blocked signals {sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}",
             f"nofile {resource.getrlimit(resource.RLIMIT_NOFILE)}",
             f"oom_score_adj {Path('/proc/self/oom_score_adj').read_text().strip()}",
+            f"mode of pytest's directory {_mode(OWN_DIRECTORY)} in {_mode(OWN_DIRECTORY.parent)}" if OWN_DIRECTORY else "",
             *(
                 f"{name} namespace {os.readlink(f'/proc/self/ns/{name}')}"
                 for name in ("mnt", "user", "net", "uts", "cgroup", "pid_for_children")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless.base.descriptors import received
+from dockless.base.descriptors import from_whom, received
 
 SOURCES = Path(__file__).resolve().parents[2]
 
@@ -35,6 +35,18 @@ def test_nothing_comes_any_more():
     with ours:
         theirs.close()
         assert received(ours, 100) == (b"", [])
+
+
+def test_who_has_sent_it():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"a")
+        assert from_whom(ours, 1) == (b"a", 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        theirs.send(b"b")
+        assert from_whom(ours, 1) == (b"b", os.getpid())
+        theirs.close()
+        assert from_whom(ours, 1)[0] == b""
 
 
 def test_none_is_received_in_another_way():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.support.plan_cases import CASES
 
@@ -13,6 +15,7 @@ from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.enter import Entry, compile_entry, compile_look
 from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_TERMINAL, Op, Plan, decode, encode
 from dockless.sandbox.run.door import Entrance, _compiled
+from dockless.sandbox.run.process import gone
 from dockless.sandbox.spec import RLIMITS
 
 MOUNT_NAMESPACE = 0x20000
@@ -165,7 +168,7 @@ ENTRIES = (
 def test_what_was_compiled_for_one_serves_the_next(tmp_path):
     """What is kept of those who entered before changes nothing of who enters next."""
     plan = compile_plan(CASES["root"])
-    place = Entrance("s-1", tmp_path, plan, None, "", 0, lambda: -1)
+    place = Entrance("s-1", tmp_path, plan, None, "", 0, lambda: -1, partial(gone, "s-1"))
     for entry in (*ENTRIES, *reversed(ENTRIES)):
         for has_cgroup in (True, False):
             fresh = compile_entry(plan, entry, has_cgroup=has_cgroup)

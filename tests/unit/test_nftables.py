@@ -14,6 +14,7 @@ from support.requires import requires
 from dockless.errors import NetworkError
 from dockless.sandbox.network import netlink, table, words
 from dockless.sandbox.network import nftables as nft
+from dockless.sandbox.network.host import Host
 from dockless.sandbox.network.model import Egress, Network, Port, Rule
 
 pytestmark = requires("netns", "program:nft", "program:nsenter")
@@ -151,7 +152,7 @@ def test_thousands_of_ports(ours):
 
 @requires("user")
 def test_without_the_right_to_it():
-    with netlink.open_socket(netlink.NETFILTER) as asking, pytest.raises(NetworkError, match="`nft -f -`: Operation not permitted"):
+    with Host().netlink(netlink.NETFILTER) as asking, pytest.raises(NetworkError, match="`nft -f -`: Operation not permitted"):
         nft.carry_out(asking, table.requests_to_delete(NAME))
 
 

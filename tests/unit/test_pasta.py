@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import subprocess
@@ -69,7 +68,7 @@ def test_addresses_of_a_sandbox():
     assert pasta.addresses_of(NETWORK, Endpoint(), (6,)) == BOTH[1:]
     assert pasta.addresses_of(NETWORK, Endpoint(addresses=("10.113.0.9",)), (4,)) == (Address("10.113.0.9/20", "10.113.0.1"),)
     for wrong in ("10.1.0.9", "10.113.0.1", "10.113.0.0", "10.113.15.255"):
-        with pytest.raises(BadInput, match="is no address for a sandbox on network bridge"):
+        with pytest.raises(BadInput, match="on network bridge"):
             pasta.addresses_of(NETWORK, Endpoint(addresses=(wrong,)), (4, 6))
 
 
@@ -132,8 +131,6 @@ def test_who_could_trace_it_is_refused():
 def test_what_it_can_hold():
     pasta.check(Egress(host=False, allow=(Rule("10.0.0.0/8"),)), 0, OLD)
     pasta.check(Egress(), NET_ADMIN | NET_RAW, NEW)
-    with pytest.raises(Unsupported, match="network team needs root"):
-        pasta.check_networks([Endpoint(), Endpoint("team")])
 
 
 def test_its_error_is_told_without_its_noise():
@@ -141,16 +138,6 @@ def test_its_error_is_told_without_its_noise():
     error = pasta.refusal(said)
     assert str(error) == "pasta did not start: Failed to bind port 80 (Permission denied)" and "ss -ln" in error.hint
     assert str(pasta.refusal("")) == "pasta did not start: it ended without a word"
-
-
-def test_who_asks_for_a_network_that_is_roots_is_not_told_to_install_something(monkeypatch, tmp_path):
-    from dockless.sandbox.network.attach import Wanted
-    from dockless.sandbox.run.pasta import connect
-
-    monkeypatch.setattr(idmaps, "find_program", lambda _: None)
-    for name, why in (("lab", "network lab needs root"), ("bridge", "which is not installed")):
-        with contextlib.ExitStack() as opened, pytest.raises(Unsupported, match=why):
-            connect(Wanted((Endpoint(name),), (), tmp_path), None, -1, opened)
 
 
 def program(place, text="#!/bin/sh\necho '  -x, --some-option ARG  and --another'\n", mode=0o755):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ def myself() -> int:
 
 
 def entrance(directory: Path, *, idle: float = 0.0, group: str = "", pidfd: Callable[[], int] = myself) -> Entrance:
-    return Entrance("s-1", directory, replace(compile_plan(CASES["root"]), idle=idle), None, group, 0, pidfd)
+    return Entrance("s-1", directory, replace(compile_plan(CASES["root"]), idle=idle), None, group, 0, pidfd, partial(gone, "s-1"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine.admission.admission import Admission
 from dockless.sched.engine.admission.gang_admission import check_network, check_networks
 from dockless.sched.engine.admission.per_user import PerUser
+from dockless.sched.engine.lifecycle import gang_networks
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.store.queue import NewJob
@@ -250,11 +252,15 @@ def test_a_network_that_is_not_there_is_told_at_once(home, as_root):
             desk().admit(caller, on(Endpoint("lab")))
 
 
-def test_a_users_own_daemon_has_the_default_network_alone(home, monkeypatch):
+def test_a_users_own_daemon_has_her_networks(home, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
-    with pytest.raises(Refused, match="network lab needs root's daemon"):
+    with pytest.raises(UnknownNetwork, match="no network lab"):
         desk().admit(ANN, on(Endpoint("lab")))
+    records.create("lab", owner=1001)
+    assert desk().admit(ANN, on(Endpoint("lab")))
     assert desk().admit(ANN, on(ports=(Port(80, 8080),))) and desk().admit(ANN, JobSpec(Spec(("true",), network="host")))
-    with pytest.raises(Unsupported, match="share one loopback"):
-        check_network(on().spec)
+    for can, expected in ((True, contextlib.nullcontext()), (False, pytest.raises(Unsupported, match="share one loopback"))):
+        monkeypatch.setattr(gang_networks, "can_make", lambda can=can: can)
+        with expected:
+            check_network(on().spec)
     check_network(Spec(("true",)))

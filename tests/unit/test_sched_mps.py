@@ -94,14 +94,12 @@ def test_a_directory_that_took_its_place_is_not_believed(shared):
 
 
 @requires("root")
-def test_a_user_who_is_no_root_believes_her_own_alone(tmp_path, monkeypatch):
+def test_a_user_who_is_no_root_believes_her_own_alone(tmp_path, passable, monkeypatch):
     """A79. Nor does she remove another's."""
     name = f"mps-g{'0' * 12}-1-01234567"
     home = tmp_path / "u"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        above.chmod(0o711)
     monkeypatch.setenv("DOCKLESS_HOME", str(home))
     pid = os.fork()
     if not pid:

@@ -6,8 +6,11 @@ import ast
 import enum
 import json
 import math
+import os
 import pickle
+import socket
 import sys
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -20,7 +23,7 @@ from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
 from dockless.sandbox.zygote import inside
-from dockless.sandbox.zygote.answers import Said, names, texts, value_of
+from dockless.sandbox.zygote.answers import Conversation, Said, names, texts, value_of
 from dockless.sandbox.zygote.inside import DEPTH, Unencodable, decode, encode
 
 HASHABLE = st.recursive(
@@ -187,3 +190,26 @@ def test_what_runs_inside_is_python_of_3_8_and_its_standard_library():
 def test_what_has_no_id_says_to_make_another_one(made):
     with pytest.raises(TypeError, match=r"cannot be pickled or copied: make another one there$"):
         pickle.dumps(made("busybox"))
+
+
+def test_an_answer_is_read_though_the_request_was_not():
+    channel, theirs = socket.socketpair()
+    (status, ended), (out, none), (err, other) = os.pipe(), os.pipe(), os.pipe()
+    answer = json.dumps({"failed": "as it is"}).encode()
+
+    def answers():
+        theirs.recv(1, socket.MSG_PEEK)
+        theirs.sendall(len(answer).to_bytes(8, "big") + answer)
+        theirs.close()
+        os.close(ended)
+
+    thread = threading.Thread(target=answers)
+    try:
+        thread.start()
+        said = Conversation(channel, status, (out, err), b"{}", limit=1000, most=1000).run(20)
+        assert said.outcome == {"failed": "as it is"}
+    finally:
+        thread.join()
+        channel.close()
+        for fd in (status, out, none, err, other):
+            os.close(fd)

@@ -12,7 +12,7 @@ from dockless.sandbox.network.asked import CONTAINER, overlap
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.engine.gpus import seats
-from dockless.sched.engine.lifecycle import gangs
+from dockless.sched.engine.lifecycle import gang_networks, gangs
 from dockless.sched.jobs import MAX_MEMBERS, JobOptions
 from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.supplies import CORES, MEMORY
@@ -35,9 +35,9 @@ def check_network(spec: Spec) -> None:
     if spec.network.startswith(CONTAINER):
         hint = "leave --network out, or name networks that it is on besides"
         raise Unsupported("jobs that start together have a network of their own, not another sandbox's", subject="network", hint=hint)
-    if spec.network == "private" and os.geteuid() != 0:
-        hint = "leave --network out, or take the host's in all roles"
-        raise Unsupported("without root, jobs that start together share one loopback and are on no network", subject="network", hint=hint)
+    if spec.network == "private" and os.geteuid() != 0 and not gang_networks.can_make():
+        hint = "leave --network out, or take the host's in all roles; dockless doctor says what is missing"
+        raise Unsupported("here jobs that start together share one loopback and are on no network", subject="network", hint=hint)
     check_shared_network(spec)
 
 

@@ -1,7 +1,7 @@
 """The network of jobs that start together: one that is made for them, where each has an address and is found by the name of its role. It
 leads nowhere else; who also wants the world names a network for that.
 
-An ordinary user's daemon has a network namespace with nothing in it but loopback, which all of them enter.
+Where the kernel has no bridges they share a network namespace with nothing in it but loopback.
 """
 
 from __future__ import annotations
@@ -28,18 +28,25 @@ _PATIENCE = 3.0
 def make(first: int, uid: int) -> Network | None:
     """That of the jobs of which the first has this number, of an earlier attempt or a new one. Blocking. None where this daemon, or this
     kernel, has no such networks. ``NetworkError``, ``Unwritable``"""
-    if os.geteuid() != 0:
-        return None
     from dockless.sandbox.network import records
-    from dockless.sandbox.network.host import Host
 
     with contextlib.suppress(UnknownNetwork):
         return records.find(_name(first))
-    host = Host()
-    if not host.can_bridge():
+    if not can_make():
         return None
     label = (LABEL, str(first))
-    return records.create(_name(first), host=host, internal=True, named=False, labels=(label,), owner=uid, patience=_APART)
+    return records.create(_name(first), internal=True, named=False, labels=(label,), owner=uid, patience=_APART)
+
+
+def can_make() -> bool:
+    """Whether this daemon, on this kernel, has such networks. Blocking."""
+    if os.geteuid() != 0:
+        from dockless.sandbox.run import own_networks
+
+        return not own_networks.why_none()
+    from dockless.sandbox.network.host import Host
+
+    return Host().can_bridge()
 
 
 def addresses(network: Network, count: int) -> list[str]:

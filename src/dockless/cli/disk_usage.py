@@ -113,7 +113,7 @@ def prune(options: Namespace) -> int:
 
 
 def _sandboxes(options: Namespace) -> int:
-    from dockless.cli.output import each
+    from dockless.cli.output import done_for
     from dockless.sandbox.run.box import get
     from dockless.sandbox.run.reconcile import reconcile
     from dockless.sandbox.state import ALIVE
@@ -130,13 +130,7 @@ def _sandboxes(options: Namespace) -> int:
         if not confirmed("Remove these, with their output?"):
             warn("nothing was removed")
             return 1
-    done: list[str] = []
-
-    def remove(name: str) -> None:
-        get(name).remove()
-        done.append(name)
-
-    code = each(names, remove, as_json=options.json)
+    code, done = done_for(names, lambda name: get(name).remove(), as_json=options.json)
     done += reconcile()
     if options.json:
         print_json({"removed": done, "dry_run": False})

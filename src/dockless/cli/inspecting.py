@@ -5,9 +5,9 @@ from __future__ import annotations
 from dockless.base import paths
 from dockless.base.typing import Any
 from dockless.base.units import format_size
-from dockless.cli.output import cut, each, out, print_json, raw, short, table
+from dockless.cli.output import cut, out, print_json, raw, short, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.template import format_option, show
+from dockless.cli.template import format_option, inspected, show
 from dockless.errors import BadInput, SandboxGone, UnknownImage
 from dockless.sandbox.names import job_of
 
@@ -23,13 +23,7 @@ def inspect_options(parser: Parser) -> None:
 def inspect(options: Namespace) -> int:
     if options.raw:
         return _raw(options)
-    found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_about(name, options.type)), as_json=options.json)
-    if options.format:
-        show(options.format, found)
-        return code
-    print_json(found, indent=None if options.json else 2)
-    return code
+    return inspected(options, lambda name: _about(name, options.type))
 
 
 def _about(name: str, kind: str | None) -> dict[str, Any]:

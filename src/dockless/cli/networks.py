@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import confirmed, each, out, print_json, table, warn
+from dockless.cli.output import confirmed, each_named, names_done, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
-from dockless.cli.template import format_option, show
+from dockless.cli.template import format_option, inspected, show
 from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def _create(options: Namespace) -> int:
 
     def make(name: str) -> None:
         create(name, **said)
+        _warn_of_barriers(name)
 
-    return _each(options.names, make, options)
+    return each_named(options.names, make, as_json=options.json, quiet=options.quiet)
 
 
 def _labels(texts: list[str]) -> dict[str, str]:
@@ -133,19 +134,13 @@ def _on(network: NetworkInfo) -> str:
 def _inspect(options: Namespace) -> int:
     from dockless.sandbox.run.networks import get
 
-    found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_row(get(name))), as_json=options.json)
-    if options.format:
-        show(options.format, found)
-    else:
-        print_json(found, indent=None if options.json else 2)
-    return code
+    return inspected(options, lambda name: _row(get(name)))
 
 
 def _remove(options: Namespace) -> int:
     from dockless.sandbox.run.networks import remove
 
-    return _each(options.names, remove, options)
+    return each_named(options.names, remove, as_json=options.json, quiet=options.quiet)
 
 
 def _prune(options: Namespace) -> int:
@@ -155,7 +150,7 @@ def _prune(options: Namespace) -> int:
     unused = [one.name for one in _chosen(options.filter) if not one.sandboxes and one.name != DEFAULT]
     if unused and not options.force and not confirmed(f"Remove {len(unused)} networks: {', '.join(unused[:5])}?"):
         return 1
-    return _each(unused, remove, options)
+    return each_named(unused, remove, as_json=options.json, quiet=options.quiet)
 
 
 def _connect(options: Namespace) -> int:
@@ -165,7 +160,9 @@ def _connect(options: Namespace) -> int:
     addresses = [address for address in (options.ip, options.ip6) if address]
     connect(name, box, addresses=addresses, mac=options.mac_address or "", aliases=options.alias)
     _warn_of_names(box)
-    return _say([box], options)
+    _warn_of_barriers(name)
+    names_done([box], as_json=options.json, quiet=options.quiet)
+    return 0
 
 
 def _disconnect(options: Namespace) -> int:
@@ -174,7 +171,15 @@ def _disconnect(options: Namespace) -> int:
     name, box = options.names
     disconnect(name, box)
     _warn_of_names(box)
-    return _say([box], options)
+    names_done([box], as_json=options.json, quiet=options.quiet)
+    return 0
+
+
+def _warn_of_barriers(name: str) -> None:
+    from dockless.sandbox.run.networks import barred
+
+    for text in barred([name]):
+        warn(text)
 
 
 def _warn_of_names(id: str) -> None:
@@ -185,27 +190,6 @@ def _warn_of_names(id: str) -> None:
         if networks.names_wait(get(id)):
             what = f"sandbox {id} keeps the /etc/resolv.conf of its start, not that of its present networks: it finds nobody there by name"
             warn(what, hint=f"dockless restart {id}")
-
-
-def _each(names: list[str], do: Callable[[str], Any], options: Namespace) -> int:
-    done: list[str] = []
-
-    def one(name: str) -> None:
-        do(name)
-        done.append(name)
-
-    code = each(names, one, as_json=options.json)
-    _say(done, options)
-    return code
-
-
-def _say(done: list[str], options: Namespace) -> int:
-    if options.json:
-        print_json(done)
-    elif not options.quiet:
-        for name in done:
-            out(name)
-    return 0
 
 
 _DO: dict[str, Callable[[Namespace], int]] = {
@@ -228,7 +212,7 @@ def port(options: Namespace) -> int:
         raise box.not_running()
     has = networks.of(box)
     rows = [row for lease in has for row in _published(lease.ports, lease.addresses, lease.network)]
-    if not has and (spec := box.spec).ports:  # by pasta, which needs no lease
+    if not rows and (spec := box.spec).ports:  # by pasta, which needs no lease
         rows = [*_published(spec.ports, ("0.0.0.0", "::"), spec.endpoints[0].network)]
     if options.port is not None:
         found = re.match(r"([0-9]{1,5})(?:/(tcp|udp))?\Z", options.port)

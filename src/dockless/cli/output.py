@@ -175,6 +175,32 @@ def each(items: Iterable[Any], do: Callable[[Any], None], *, as_json: bool = Fal
     return code
 
 
+def each_named(names: Iterable[str], do: Callable[[str], Any], *, as_json: bool = False, quiet: bool = False) -> int:
+    """``each``, and then the names for which it was done: one a line, or a list in JSON."""
+    code, done = done_for(names, do, as_json=as_json)
+    names_done(done, as_json=as_json, quiet=quiet)
+    return code
+
+
+def done_for(names: Iterable[str], do: Callable[[str], Any], *, as_json: bool = False) -> tuple[int, list[str]]:
+    """``each``, and the names for which it was done."""
+    done: list[str] = []
+
+    def one(name: str) -> None:
+        do(name)
+        done.append(name)
+
+    return each(names, one, as_json=as_json), done
+
+
+def names_done(done: list[str], *, as_json: bool = False, quiet: bool = False) -> None:
+    """Names, one a line or a list in JSON."""
+    if as_json:
+        print_json(done)
+    elif not quiet:
+        out(*done)
+
+
 def short(digest: str) -> str:
     """The beginning of a digest, as people copy it."""
     return digest.partition(":")[2][:12]

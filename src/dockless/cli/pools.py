@@ -134,21 +134,10 @@ def _now() -> float:
 
 
 def _remove(options: Namespace) -> int:
-    from dockless.cli.output import each, out, print_json
+    from dockless.cli.output import each_named
     from dockless.sandbox.run.named_pools import remove
 
-    done: list[str] = []
-
-    def gone(name: str) -> None:
-        remove(name)
-        done.append(name)
-
-    code = each(options.names, gone, as_json=options.json)
-    if options.json:
-        print_json(done)
-    elif not options.quiet:
-        out(*done)
-    return code
+    return each_named(options.names, remove, as_json=options.json, quiet=options.quiet)
 
 
 # -- run --pool
@@ -161,7 +150,7 @@ def taken(options: Namespace) -> Taken[Any]:
 
     for name, hint in _OF_A_START.items():
         if getattr(options, name):
-            raise BadInput(f"--{name} goes with no --pool", subject=f"--{name}", hint=hint)
+            raise BadInput(f"--{name} cannot be given with --pool", subject=f"--{name}", hint=hint)
     pool = NamedPool(options.pool)
     if options.image or options.command is not None:
         image, _ = image_and_command(options)
@@ -226,4 +215,4 @@ def _check_options(options: Namespace, pool: NamedPool) -> None:
 
 def _refuse(flag: str, pool: str) -> NoReturn:
     hint = f"leave {flag} out, or make another pool with it: dockless pool create NAME {flag} …"
-    raise BadInput(f"{flag} is not as the pool {pool} was made with", subject=flag, hint=hint)
+    raise BadInput(f"{flag} differs from what the pool {pool} was made with", subject=flag, hint=hint)

@@ -310,7 +310,11 @@ def _networks(options: Namespace) -> Any:
 
 def _allow_out(options: Namespace) -> list[str] | None:
     if options.allow_out and options.deny_out:
-        raise BadInput("--allow-out and --deny-out", subject="--allow-out", hint="give one of them: --allow-out alone denies all else")
+        raise BadInput(
+            "--allow-out and --deny-out cannot be given together",
+            subject="--allow-out",
+            hint="give one of them: --allow-out alone denies all else",
+        )
     return options.allow_out or ([] if options.deny_out else None)
 
 
@@ -455,7 +459,7 @@ NETWORK = (
     Option("network", "--mac-address", "MAC", "its own on that network", value=_networks),
     Option("network", "--network-alias --net-alias", "NAME", "another name for it on that network", repeated=True, value=_networks),
     Option("publish", "-p --publish", "[ADDRESS:]HOST:INSIDE", "ports of the host, -p 5000-5005:5000-5005/udp", repeated=True),
-    Option("dns", "--dns", "ADDRESS", "a server for names, instead of the network's", repeated=True),
+    Option("dns", "--dns", "ADDRESS", "a DNS server, instead of the network's own", repeated=True),
     Option("dns_search", "--dns-search", "DOMAIN", "where names without a dot are looked up", repeated=True),
     Option("dns_options", "--dns-option --dns-opt", "OPTION", "of resolv.conf: ndots:2", repeated=True),
     Option("allow_out", "--allow-out", "TO[:PORTS]", "connect to these alone: 10.0.0.0/8, pypi.org:443", repeated=True, value=_allow_out),

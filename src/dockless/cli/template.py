@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dockless.base.later import re
 from dockless.base.records import plain
 from dockless.base.typing import Any, NoReturn
-from dockless.cli.output import json_text, out, out_columns, table
-from dockless.cli.parser import Parser
+from dockless.cli.output import each, json_text, out, out_columns, print_json, table
+from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 
 _FIELD = r"\{\{\s*(json\s+)?(\.[A-Za-z0-9_.]*)\s*\}\}"
@@ -21,6 +21,17 @@ def format_option(parser: Parser, *also: str) -> None:
     parser.add_argument(
         *also, "--format", metavar="TEMPLATE", help="json, or a text with fields: '{{.ID}} {{json .Labels}}'; 'table …' for columns"
     )
+
+
+def inspected(options: Namespace, row_of: Callable[[str], dict[str, Any]]) -> int:
+    """All that is known of each of ``options.names``: by ``--format``, or as JSON."""
+    found: list[dict[str, Any]] = []
+    code = each(options.names, lambda name: found.append(row_of(name)), as_json=options.json)
+    if options.format:
+        show(options.format, found)
+    else:
+        print_json(found, indent=None if options.json else 2)
+    return code
 
 
 def show(template: str, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
-from dockless.cli.output import age, confirmed, each, out, print_json, table
+from dockless.cli.output import age, confirmed, each_named, out, print_json, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.template import format_option, show
+from dockless.cli.template import format_option, inspected, show
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
@@ -42,15 +42,8 @@ def volume(options: Namespace) -> int:
 def _create(options: Namespace) -> int:
     from dockless.sandbox.run import volumes
 
-    given, done = _labels(options.label), []
-
-    def make(name: str) -> None:
-        volumes.create(name, given)
-        done.append(name)
-
-    code = each(options.names, make, as_json=options.json)
-    _say(done, options)
-    return code
+    given = _labels(options.label)
+    return each_named(options.names, lambda name: volumes.create(name, given), as_json=options.json, quiet=options.quiet)
 
 
 def _labels(texts: list[str]) -> dict[str, str]:
@@ -99,27 +92,13 @@ def _list(options: Namespace) -> int:
 def _inspect(options: Namespace) -> int:
     from dockless.sandbox.run.volumes import get
 
-    found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_row(get(name))), as_json=options.json)
-    if options.format:
-        show(options.format, found)
-    else:
-        print_json(found, indent=None if options.json else 2)
-    return code
+    return inspected(options, lambda name: _row(get(name)))
 
 
 def _remove(options: Namespace) -> int:
     from dockless.sandbox.run.volumes import remove
 
-    done: list[str] = []
-
-    def gone(name: str) -> None:
-        remove(name)
-        done.append(name)
-
-    code = each(options.names, gone, as_json=options.json)
-    _say(done, options)
-    return code
+    return each_named(options.names, remove, as_json=options.json, quiet=options.quiet)
 
 
 def _prune(options: Namespace) -> int:
@@ -128,20 +107,4 @@ def _prune(options: Namespace) -> int:
     unused = [row["name"] for row in _chosen(options.filter) if not row["sandboxes"]]
     if unused and not options.force and not confirmed(f"Remove {len(unused)} volumes and all that is in them: {', '.join(unused[:5])}?"):
         return 1
-    done: list[str] = []
-
-    def gone(name: str) -> None:
-        remove(name)
-        done.append(name)
-
-    code = each(unused, gone, as_json=options.json)
-    _say(done, options)
-    return code
-
-
-def _say(done: list[str], options: Namespace) -> None:
-    if options.json:
-        print_json(done)
-    elif not options.quiet:
-        for name in done:
-            out(name)
+    return each_named(unused, remove, as_json=options.json, quiet=options.quiet)
