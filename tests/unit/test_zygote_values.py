@@ -149,7 +149,7 @@ def test_how_a_call_ended():
 ])  # fmt: skip
 def test_a_wrong_question_is_an_error_before_anything_starts(ask):
     zygote = Zygote("host")
-    zygote._node = object()  # open, for all that it knows
+    zygote._process = object()  # open, for all that it knows
     with pytest.raises(BadInput):
         ask(zygote)
 
