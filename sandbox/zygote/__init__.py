@@ -7,5 +7,6 @@
     running   a call that goes on
     answers   what comes back of it, read and never trusted
     plans     the plans of the sandboxes, and what cannot be had in one
-    inside    what runs inside: the zygote itself, and what its forks do; how values cross
+    values    how values cross
+    inside    what runs inside, with the text of values before it: the zygote itself, and what its forks do
 """

@@ -207,8 +207,7 @@ class ZygoteProcess:
         return {"kinds": self.kinds, "program": plans.program(call), "env": changed}
 
     def _run(self, box: WaitingSandbox, stdio: tuple[int, int, int]) -> None:
-        script = Path(__file__).with_name("inside.py").read_text("utf-8")
-        argv = ("python3", "-c", script + "\nmain()\n")
+        argv = ("python3", "-c", script() + "\nmain()\n")
         try:
             box.give(copied(box.spec, argv=argv, entrypoint=()), self.image, stdio)
             box.await_program(self.image)
@@ -329,6 +328,12 @@ class ZygoteProcess:
             message = f"the zygote belongs to process {self._pid}, from which this one was forked"
             raise ZygoteError(message, subject=str(self._pid), hint="make one of your own")
         return Running(self, json.dumps({**request, "limit": limit}).encode(), limit, most)
+
+
+def script() -> str:
+    """What runs inside, as one text: how values cross, and the zygote. One ``from __future__`` holds for all of it, at its beginning."""
+    values, inside = (Path(__file__).with_name(name).read_text("utf-8") for name in ("values.py", "inside.py"))
+    return values + inside.replace("from __future__ import annotations\n", "", 1)
 
 
 def _again(receive: Callable[[], T]) -> T:

@@ -180,7 +180,7 @@ def _modules(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _encoded(value: object, name: str) -> Any:
-    from dockless.sandbox.zygote.inside import Unencodable, encode
+    from dockless.sandbox.zygote.values import Unencodable, encode
 
     try:
         return encode(value)
