@@ -25,6 +25,8 @@
     resolv_conf   the file that says so
     resolver      names: a small process for each network that has some, and what it does:
     name_server     questions of sandboxes, their bounds, and when it ends
+    dns_tcp         questions over TCP
+    rate_limit      how much each address may ask, and who is shut out for a while
     residents       who is on the network
     elsewhere       who is on the other networks of one that asks
     name_rules      rules by name, and which addresses a name may lead to

@@ -56,7 +56,7 @@ def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> 
 def forget_before(host: Host, taken: Sequence[Taken], whole: bool) -> None:
     """Forget the connections of those who had the addresses of new leases, which the table has by now. ``whole``: what ``admit`` said;
     False where nobody knows who they were. ``NetworkError``"""
-    _forget(host, [one.lease for one in taken if one.before is not None or not whole])
+    _forget(host, [one.lease for one in taken if one.before is not None or one.used or not whole])
     conntrack.forget(host, [address for one in taken for address in one.lease.addresses[1:] if not leases.is_chosen(address)])
 
 
@@ -106,13 +106,16 @@ def remove(name: str) -> None:
         resolver.stop(records.running(name))
         if os.geteuid() != 0 and host.netns < 0:  # nobody of hers is on one: all that there is of it is its record
             return records.forget(name)
-        dead = leases.read(name)
+        dead, given = leases.read(name), leases.were_given(network)
         with host.netlink(netlink.ROUTE) as asking:
             bridges.remove(network, asking)
         records.forget(name)
         left = records.every()
         _write(host, left, _living(host, left))
-        _forget(host, dead)
+        if given:
+            conntrack.forget_all_but(host, network.subnets, ())
+        else:
+            _forget(host, dead)
 
 
 def in_use(name: str, sandboxes: int) -> NetworkInUse:
@@ -121,18 +124,20 @@ def in_use(name: str, sandboxes: int) -> NetworkInUse:
 
 
 def expel(host: Host, gone: Sequence[Lease]) -> None:
-    """Take from the table what the leases of a sandbox that has ended had, and forget them and their connections."""
+    """Take from the table what the leases of a sandbox that has ended had, and forget them. Their connections too, where it is not enough
+    that these are forgotten when the turn begins anew: to list those of IPv6 takes the kernel longer than all the rest."""
     name = records.table_name()
     with records.lock(shared=True):
         requests: list[Request] = []
+        of = {lease.network: records.find(lease.network) for lease in gone}
         for lease in gone:
-            requests += table.requests_to_remove(name, records.find(lease.network), lease)
-        try:
-            with host.nftables() as asking:
-                nftables.carry_out(asking, requests)
-        except NetworkError:
-            pass  # the next start writes the whole table
+            requests += table.requests_to_remove(name, of[lease.network], lease)
+        with contextlib.suppress(NetworkError), host.nftables() as asking:  # else the next start writes the whole table
+            nftables.carry_out(asking, requests)
+        again = [lease for lease in gone if leases.comes_again(of[lease.network], lease)]
         with contextlib.suppress(NetworkError):
-            _forget(host, gone)
+            _forget(host, again)
         for lease in gone:
             leases.release(lease)
+        with contextlib.suppress(NetworkError):  # of those whose turn began anew while they had their lease
+            _forget(host, [lease for lease in gone if lease not in again and leases.comes_again(of[lease.network], lease)])

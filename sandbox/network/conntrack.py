@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from dockless.errors import NetworkError
 from dockless.sandbox.network import netlink
@@ -89,20 +89,42 @@ def _forget_at_once(asking: socket.socket, asked: Sequence[bytes]) -> bool:
     return True
 
 
+def forget_all_but(host: Host, subnets: Sequence[str], kept: Collection[str]) -> None:
+    """The same of all addresses of these subnets but those that are ``kept``. ``NetworkError``"""
+    but = {ip_address(address).packed for address in kept}
+    with host.nftables() as asking:
+        for subnet in map(ip_network, subnets):
+            if not _are_any(asking):
+                return
+            begin = subnet.network_address.packed[: subnet.prefixlen // 8]
+            found = _listed(asking, subnet.version, (begin,))
+
+            def gone(source: bytes | None, subnet: IPv4Network | IPv6Network = subnet) -> bool:
+                return source is not None and source not in but and ip_address(source) in subnet
+
+            _in_parts(asking, _to_forget(found, subnet.version, gone))
+
+
 def _connections(asking: socket.socket, version: int, asked: Sequence[bytes]) -> list[Request]:
     """Requests to forget those of these addresses, one each."""
-    family = _FAMILY[version]
-    request = Request(_GET, 0, struct.pack("!BBH", family, 0, 0), f"conntrack -L -f ipv{version}")
+    return _to_forget(_listed(asking, version, asked), version, lambda source: source in asked)
+
+
+def _listed(asking: socket.socket, version: int, having: Sequence[bytes]) -> Iterator[bytes]:
+    """Those of this kind in which these bytes are: most are others', and to look for some bytes is the quicker way to see that."""
+    request = Request(_GET, 0, struct.pack("!BBH", _FAMILY[version], 0, 0), f"conntrack -L -f ipv{version}")
     try:
         listed = netlink.dump(asking, request)
     except OSError as error:
         raise netlink.refusal(request, error.errno or errno.EIO) from error
-    # Most are others', and to look for some bytes is the quicker way to see that.
-    likely = (entry for entry in listed if any(address in entry for address in asked))
+    return (entry for entry in listed if any(some in entry for some in having))
+
+
+def _to_forget(entries: Iterable[bytes], version: int, asked: Callable[[bytes | None], bool]) -> list[Request]:
     return [
         Request(_DELETE, 0, entry[:4] + b"".join(_which(entry)), f"conntrack -D -f ipv{version}")
-        for entry in likely
-        if any(_source(entry, part, version) in asked for part in (_ORIGINAL, _REPLY))
+        for entry in entries
+        if any(asked(_source(entry, part, version)) for part in (_ORIGINAL, _REPLY))
     ]
 
 

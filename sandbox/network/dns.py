@@ -18,6 +18,8 @@ INTERNET = 1
 NO_ERROR, FORMAT_ERROR, SERVER_FAILURE, NO_NAME, NOT_IMPLEMENTED, REFUSED = 0, 1, 2, 3, 4, 5
 MOST = 65535
 """Bytes of a message, which its length before it over TCP has room for."""
+MOST_QUERY = 1232
+"""Bytes of a question: a name has 255 at most. What comes over Ethernet in one piece. RFC 9715"""
 LEAST_ROOM = 512
 """Bytes that an answer over UDP may have where nothing else is said."""
 _OWN_ROOM, _MOST_ROOM = 1232, 4096

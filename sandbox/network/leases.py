@@ -21,7 +21,7 @@ from dockless.base.json import dumps, loads
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.errors import AddressTaken, BadInput
-from dockless.sandbox.network import netlink, own_host, rtnetlink
+from dockless.sandbox.network import conntrack, netlink, own_host, rtnetlink
 from dockless.sandbox.network import records as networks
 from dockless.sandbox.network.host import Host, index_of
 from dockless.sandbox.network.model import Endpoint, Lease, Network
@@ -38,11 +38,12 @@ _MOST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A lease that was just made: ``fd`` holds its lock, and is the caller's to close when its link is there. ``before``: the dead one that
-    had the address."""
+    had the address. ``used``: others may have had it whose connections the kernel has still."""
 
     lease: Lease
     fd: int
     before: Lease | None
+    used: bool = False
 
 
 def place(network: str) -> Path:
@@ -111,15 +112,21 @@ def take(network: Network, endpoint: Endpoint, make: Callable[[tuple[str, ...], 
         raise AddressTaken(f"MAC address {endpoint.mac} is taken on network {network.name}", subject="mac", hint="choose another")
     _check_second(network, asked.get(subnets[-1].version) if len(subnets) > 1 else None, host)
     paths.make(place(network.name))
-    with paths.writing("the lease of an address", place(network.name)):
-        for offset in _candidates(network, asked.get(first.version)):
+    with paths.writing("the lease of an address", place(network.name)), _turn(network) as turn:
+        for offset in _candidates(network, asked.get(first.version), turn.place):
             addresses = tuple(asked.get(subnet.version) or at(subnet, offset, subnet is first) for subnet in subnets)
             lease = make(tuple(map(str, addresses)), endpoint.mac or mac_of(addresses[0]))
             taken = _take_one(lease, host)
-            if taken is not None:
-                if not endpoint.addresses:
-                    _remember(network, offset)
-                return taken
+            if taken is None:
+                continue
+            if endpoint.addresses:
+                return replace(taken, used=offset < turn.place)
+            began_anew = offset < turn.place
+            turn.go_on(offset + 1)
+            if began_anew:
+                has = {address for one in living(host, network.name) if one != lease for address in one.addresses}
+                conntrack.forget_all_but(host, network.subnets, has)
+            return taken
     if endpoint.addresses:
         raise AddressTaken(f"address {endpoint.addresses[0]} is taken on network {network.name}", subject="ip", hint="choose another")
     hint = f"dockless network inspect {network.name} shows who has them; make one with a larger subnet"
@@ -200,7 +207,7 @@ def next_free(network: Network) -> int:
     """The place in its first subnet of an address that nobody has now."""
     taken = {lease.addresses[0] for lease in read(network.name)}
     first = ip_network(network.subnets[0])
-    return next((offset for offset in _candidates(network, None) if str(first[offset]) not in taken), 2)
+    return next((offset for offset in _candidates(network, None, _next(network)) if str(first[offset]) not in taken), 2)
 
 
 def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
@@ -220,32 +227,65 @@ def _asked(network: Network, endpoint: Endpoint) -> dict[int, Address]:
     return found
 
 
-def _candidates(network: Network, asked: Address | None) -> Iterator[int]:
-    """Which addresses of the first subnet are tried, as their places in it: the one that was asked for, or all from the last one that was
-    given on, so that an address is not given again at once: others may still send to it."""
+def comes_again(network: Network, lease: Lease) -> bool:
+    """Whether its address may be given to another one before a turn begins anew, with which the kernel forgets what it knows of those that
+    nobody has. Where nobody was given one in turn it may."""
+    first = ip_network(network.subnets[0])
+    return int(ip_address(lease.addresses[0])) - int(first.network_address) >= _next(network)
+
+
+def were_given(network: Network) -> bool:
+    """Whether somebody was given an address in turn."""
+    return _next(network) > 0
+
+
+def _candidates(network: Network, asked: Address | None, begin: int) -> Iterator[int]:
+    """Which addresses of the first subnet are tried, as their places in it: the one that was asked for, or all from ``begin`` on, which
+    follows the last one that was given: an address is not given again at once, since others may still send to it."""
     subnet = ip_network(network.subnets[0])
     if asked is not None:
         yield int(asked) - int(subnet.network_address)
         return
     gateway = int(ip_address(network.gateways[0])) - int(subnet.network_address)
     count = min(subnet.num_addresses - 2, 65533)
-    try:
-        first = int((networks.running(network.name) / _NEXT).read_bytes())
-    except (OSError, ValueError):
-        first = 2
+    first = max(2, begin)
     for step in range(count):
         offset = 1 + (first - 1 + step) % count
         if offset != gateway:
             yield offset
 
 
-def _remember(network: Network, offset: int) -> None:
-    """Where the next one begins; lost at a crash, it begins again."""
-    fd = os.open(networks.running(network.name) / _NEXT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+class _Turn:
+    """``place``: of the address that is tried first; 0 where none was given yet."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.place = fd, _number(os.pread(fd, 20, 0))
+
+    def go_on(self, place: int) -> None:
+        os.pwrite(self._fd, b"%10d" % place, 0)  # over what is there: a file system is slow with files that it truncates
+
+
+@contextlib.contextmanager
+def _turn(network: Network) -> Iterator[_Turn]:
+    """Addresses are given one after the other, by one process at a time. Lost at a crash of the host, as its connections are."""
+    fd = os.open(networks.running(network.name) / _NEXT, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"%10d" % (offset + 1))  # over what is there: a file system is slow with files that it truncates
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield _Turn(fd)
     finally:
         os.close(fd)
+
+
+def _next(network: Network) -> int:
+    """As ``_Turn.place``."""
+    try:
+        return _number((networks.running(network.name) / _NEXT).read_bytes())
+    except OSError:
+        return 0
+
+
+def _number(text: bytes) -> int:
+    return int(text) if text.strip().isdigit() else 0
 
 
 def mac_of(address: Address) -> str:

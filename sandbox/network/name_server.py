@@ -26,9 +26,10 @@ from dockless.base.text import escaped
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError
 from dockless.sandbox.network import dns, name_rules
+from dockless.sandbox.network.dns_tcp import Connection
 from dockless.sandbox.network.elsewhere import Elsewhere
 from dockless.sandbox.network.model import Lease, Network, Rule
-from dockless.sandbox.network.packet_filter import drop_from
+from dockless.sandbox.network.rate_limit import RateLimit, Source
 from dockless.sandbox.network.residents import Resident, Residents, Watches, packed
 from dockless.sandbox.network.upstreams import Exchange, NameServers
 
@@ -41,38 +42,17 @@ LINGER = 5.0
 """Seconds that it stays after the last sandbox."""
 _KEPT = 1
 """Seconds that an answer about a neighbour may be kept."""
-_MOST_QUERY = 1232
-"""Bytes of a question: a name has 255 at most. What comes over Ethernet in one piece. RFC 9715"""
 _MOST_PENDING, _MOST_PENDING_EACH = 512, 64
 """Questions to the host's name servers on their way, in all and of one address. Where there are as many as there may be in all, each who
 asks has an equal share of them."""
-_MOST_STREAMS, _MOST_STREAMS_EACH = 128, 8
+_MOST_CONNECTIONS, _MOST_CONNECTIONS_EACH = 128, 8
 """Connections."""
-_STREAM_WAIT = 5.0
-"""Seconds in which a question has to come over a connection, and its answer to be taken."""
-_FORWARDED = 15.0
-"""Seconds in which all name servers of the host have been asked."""
-_RATE, _BURST = 2000.0, 4000.0
-"""Questions and connections a second of one sandbox, and how many at once."""
-_SHUT_OUT, _AFTER = 0.25, 50.0
-"""Seconds for which nothing is taken of who asks for more, and how many questions it may ask then."""
 _TICK, _LIFE = 0.25, 2.0
 """Seconds between looks at what is late, and at whether anybody lives."""
 _ANY, _TRANSFERS = 255, range(248, 255)
 """ANY, and types that ask for a zone or are about the message itself. RFC 8482, RFC 5936"""
 _MOST_LINES = 20
 """Of the log, in ten seconds."""
-
-
-class _Source:
-    """What is kept of one address: ``left`` questions of its rate at the time ``at``, until when nothing is taken from it, and what is on
-    its way to others, with the end of it, the oldest first."""
-
-    __slots__ = ("at", "left", "out_until", "pending", "streams")
-
-    def __init__(self) -> None:
-        self.left, self.at, self.out_until, self.streams = _BURST, time.monotonic(), 0.0, 0
-        self.pending: dict[Exchange, Callable[[bytes | None], None]] = {}
 
 
 class NameServer:
@@ -95,11 +75,9 @@ class NameServer:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._polled = select.epoll()
         self._exchanges: set[Exchange] = set()
-        self._streams: set[_Stream] = set()
-        self._sources: dict[bytes, _Source] = {}
-        self._waiting: set[_Source] = set()
-        self._out: list[bytes] = []
-        self._given: list[socket.socket] = []
+        self._connections: set[Connection] = set()
+        self._waiting: set[Source] = set()
+        self._rates = RateLimit()
         self._lines, self._lines_since = 0, 0.0
         self._nets = [net for net in map(name_rules.net_of, network.subnets) if net is not None]
         self._seen = time.monotonic()
@@ -109,16 +87,16 @@ class NameServer:
         """Answer what comes to these two sockets, of one address."""
         for opened in (datagrams, connections):
             opened.setblocking(False)
-            self._given.append(opened)
+            self._rates.add(opened)
         self.watch(datagrams, select.EPOLLIN, lambda events: self._datagram(datagrams))
-        self.watch(connections, select.EPOLLIN, lambda events: self._connection(connections))
+        self.watch(connections, select.EPOLLIN, lambda events: self._accept(connections))
 
     def run(self) -> None:
         """Until nobody has lived on the network for ``LINGER`` seconds."""
         self._seen = time.monotonic()
         looked = 0.0
         while True:
-            busy = self._exchanges or self._streams or self._out
+            busy = self._exchanges or self._connections or self._rates.shuts_out
             ready = self._polled.poll(_TICK if busy else _LIFE)
             changed = self._watches.fileno()
             if any(fd == changed for fd, _ in ready):  # before anything is answered
@@ -144,8 +122,8 @@ class NameServer:
         """All but the sockets that were given."""
         for exchange in self._exchanges:
             exchange.end()
-        for stream in tuple(self._streams):
-            stream.end()
+        for connection in tuple(self._connections):
+            connection.end()
         self._polled.close()
 
     def watch(self, opened: socket.socket | FileIO, events: int, handler: Callable[[int], None] | None) -> None:
@@ -168,10 +146,10 @@ class NameServer:
         except OSError:  # a link's own address, which is nobody's
             return reply(None)
         resident = self._residents.at(address)
-        if resident is None or len(raw) > _MOST_QUERY:
+        if resident is None or len(raw) > dns.MOST_QUERY:
             return reply(None)
-        kept = self._source(address)
-        if not self._take_turn(address, kept):
+        kept = self._rates.source(address)
+        if not self._rates.take_turn(address, kept):
             return reply(None)
         try:
             query = dns.read_query(raw)
@@ -185,7 +163,7 @@ class NameServer:
             return reply(None)
         self._forward(query, resident, address, kept, reply, limit, stream)
 
-    def _has_room(self, kept: _Source) -> bool:
+    def _has_room(self, kept: Source) -> bool:
         """For one more question on its way. Where all is taken, somebody who has more than his share loses the oldest."""
         if len(kept.pending) >= _MOST_PENDING_EACH:
             return False
@@ -200,7 +178,7 @@ class NameServer:
         reply(None)
         return True
 
-    def _is_over(self, exchange: Exchange, kept: _Source) -> None:
+    def _is_over(self, exchange: Exchange, kept: Source) -> None:
         self._exchanges.discard(exchange)
         del kept.pending[exchange]
         if not kept.pending:
@@ -242,7 +220,7 @@ class NameServer:
         query: dns.Query,
         resident: Resident,
         address: bytes,
-        kept: _Source,
+        kept: Source,
         reply: Callable[[bytes | None], None],
         limit: int,
         stream: bool,
@@ -284,7 +262,7 @@ class NameServer:
 
     def _datagram(self, opened: socket.socket) -> None:
         try:
-            raw, address = opened.recvfrom(_MOST_QUERY + 1)
+            raw, address = opened.recvfrom(dns.MOST_QUERY + 1)
         except OSError:
             return
 
@@ -297,7 +275,7 @@ class NameServer:
 
         self.ask(raw, address[0], reply, stream=False)
 
-    def _connection(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         try:
             opened, address = listening.accept()
         except OSError as error:
@@ -308,61 +286,26 @@ class NameServer:
             source = packed(address[0])
         except OSError:
             return opened.close()
-        if self._residents.at(source) is None or len(self._streams) >= _MOST_STREAMS:
+        if self._residents.at(source) is None or len(self._connections) >= _MOST_CONNECTIONS:
             return opened.close()
-        kept = self._source(source)
-        if kept.streams >= _MOST_STREAMS_EACH or not self._take_turn(source, kept):
+        kept = self._rates.source(source)
+        if kept.connections >= _MOST_CONNECTIONS_EACH or not self._rates.take_turn(source, kept):
             return opened.close()
         opened.setblocking(False)
-        kept.streams += 1
-        self._streams.add(_Stream(self, opened, address[0], kept))
+        kept.connections += 1
+        self._connections.add(Connection(self, opened, address[0], kept))
 
-    def forget(self, stream: _Stream) -> None:
-        self._streams.discard(stream)
-
-    def _source(self, address: bytes) -> _Source:
-        kept = self._sources.get(address)
-        if kept is None:
-            kept = self._sources[address] = _Source()
-        return kept
-
-    def _take_turn(self, address: bytes, kept: _Source) -> bool:
-        now = time.monotonic()
-        kept.left = min(_BURST, kept.left + (now - kept.at) * _RATE)
-        kept.at = now
-        if kept.left < 1:
-            if not kept.out_until:
-                kept.out_until = now + _SHUT_OUT
-                self._shut_out([*self._out, address])
-            return False
-        kept.left -= 1
-        return True
-
-    def _shut_out(self, addresses: list[bytes]) -> None:
-        """Nothing of these is taken from now on: what one sends without end would leave no room for the others, nor time."""
-        self._out = addresses
-        for opened in self._given:
-            size = 4 if opened.family == socket.AF_INET else 16
-            drop_from(opened, [each for each in addresses if len(each) == size])
-
-    def _let_in(self, now: float) -> None:
-        left = [address for address in self._out if self._sources[address].out_until > now]
-        if len(left) < len(self._out):
-            for address in set(self._out).difference(left):
-                kept = self._sources[address]
-                kept.out_until, kept.left, kept.at = 0.0, _AFTER, now  # it may still be at it
-            self._shut_out(left)
+    def forget(self, connection: Connection) -> None:
+        """It is closed."""
+        self._connections.discard(connection)
 
     def _end_late(self, now: float) -> None:
-        self._let_in(now)
+        self._rates.let_in(now)
         for exchange in [one for one in self._exchanges if one.until <= now]:
             exchange.late()
-        for stream in [one for one in self._streams if one.until <= now]:
-            stream.end()
-        for address in [each for each, kept in self._sources.items() if now - kept.at > _BURST / _RATE]:
-            kept = self._sources[address]
-            if not kept.pending and not kept.streams and not kept.out_until:
-                del self._sources[address]
+        for connection in [one for one in self._connections if one.until <= now]:
+            connection.end()
+        self._rates.forget(now)
 
     def _is_needed(self, now: float) -> bool:
         if self._residents.anybody():
@@ -382,67 +325,6 @@ class NameServer:
         self._lines += 1
         if self._lines <= _MOST_LINES:
             self._say_now(line)
-
-
-class _Stream:
-    """One connection: one question after the other, each with its length before it. ``until``: it is ended then."""
-
-    def __init__(self, server: NameServer, opened: socket.socket, source: str, kept: _Source) -> None:
-        self._server, self._socket, self._source, self._kept = server, opened, source, kept
-        self._received, self._to_send = b"", b""
-        self._is_asking = False
-        self.until = time.monotonic() + _STREAM_WAIT
-        server.watch(opened, select.EPOLLIN, self._flow)
-
-    def end(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._server.watch(self._socket, 0, None)
-            self._socket.close()
-            self._kept.streams -= 1
-            self._server.forget(self)
-
-    def _flow(self, events: int) -> None:
-        if self._is_asking:  # nothing is read: its other end is gone
-            return self.end()
-        try:
-            if self._to_send:
-                self._to_send = self._to_send[self._socket.send(self._to_send) :]
-                if self._to_send:
-                    return
-                self.until = time.monotonic() + _STREAM_WAIT
-            else:
-                came = self._socket.recv(_MOST_QUERY)
-                if not came:
-                    return self.end()
-                self._received += came
-        except BlockingIOError:
-            return
-        except OSError:
-            return self.end()
-        self._next()
-
-    def _next(self) -> None:
-        """Ask what has come in full; what comes behind it waits."""
-        length = int.from_bytes(self._received[:2], "big")
-        if len(self._received) >= 2 and not 0 < length <= _MOST_QUERY:
-            return self.end()
-        if len(self._received) < 2 + length or len(self._received) < 2:
-            return self._server.watch(self._socket, select.EPOLLIN, self._flow)
-        raw, self._received = self._received[2 : 2 + length], self._received[2 + length :]
-        self.until = time.monotonic() + _FORWARDED
-        self._is_asking = True
-        self._server.watch(self._socket, 0, self._flow)  # nothing is read until it is answered
-        self._server.ask(raw, self._source, self._reply, stream=True)
-
-    def _reply(self, answer: bytes | None) -> None:
-        if self._socket.fileno() < 0:
-            return
-        self._is_asking = False
-        if answer is None:
-            return self.end()
-        self.until = time.monotonic() + _STREAM_WAIT
-        self._to_send = len(answer).to_bytes(2, "big") + answer
-        self._server.watch(self._socket, select.EPOLLOUT, self._flow)
 
 
 def _text(address: bytes) -> str:

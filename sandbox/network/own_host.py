@@ -23,11 +23,11 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections.abc import Iterator
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
+from dockless.base.descriptors import peer, received
 from dockless.base.path import Path
 from dockless.base.typing import NoReturn
 from dockless.errors import NetworkError
@@ -83,7 +83,7 @@ def answered(client: socket.socket, opened: contextlib.ExitStack) -> OwnHost:
             socket.send_fds(client, [_OUTSIDE], [own])
         finally:
             os.close(own)
-        said, fds = _received(client, 3)
+        said, fds = received(client, _MOST, 3)
     except TimeoutError as error:
         hint = "it was stopped, or the host is busy: end the sandboxes that are on networks, and start them again"
         raise NetworkError("the process that holds this user's networks does not answer", subject="network", hint=hint) from error
@@ -120,7 +120,7 @@ def tell(connection: socket.socket, inode: int, network: int, user: int) -> None
 def find(connection: socket.socket, inode: int, opened: contextlib.ExitStack) -> tuple[int, int] | None:
     """What was told of a sandbox that lives, closed with ``opened``. ``OSError``"""
     connection.send(_FIND % inode)
-    said, fds = _received(connection, 2)
+    said, fds = received(connection, _MOST, 2)
     for fd in fds:
         opened.callback(os.close, fd)
     return (fds[0], fds[1]) if said == _FOUND and len(fds) == 2 else None
@@ -154,11 +154,6 @@ def _reached() -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{SOCKET}"
     finally:
         os.close(fd)
-
-
-def _received(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    said, fds, _, _ = socket.recv_fds(connection, _MOST, most, socket.MSG_CMSG_CLOEXEC)
-    return said, fds
 
 
 # ---- the holder ------------------------------------------------------------------------------------------------------------------------
@@ -207,8 +202,7 @@ class Holder:
         except OSError:  # nobody, or who is gone again
             return False
         connection.setblocking(False)
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
+        if peer(connection) != os.getuid():
             connection.close()
             return True
         self._clients[connection.fileno()] = _Client(connection)
@@ -218,7 +212,7 @@ class Holder:
     def _message(self, client: _Client) -> bool:
         """Whether it goes on."""
         try:
-            said, fds = _received(client.connection, 2)
+            said, fds = received(client.connection, _MOST, 2)
         except BlockingIOError:
             return True
         except OSError:

@@ -95,6 +95,12 @@ def _running() -> Iterator[Box]:
     return (box for box in everything() if box.alive)
 
 
+def whose_network(id: str) -> str:
+    """Which sandbox has the network of a sandbox that runs: itself, or the one whose network it has. One that does not run: itself."""
+    box = find(id)
+    return _whose_network(box).id if box is not None and box.alive else id
+
+
 def _whose_network(box: Box) -> Box:
     """Whose network namespace it has: its own, or that of another, which may have ended or be removed."""
     for _ in range(100):

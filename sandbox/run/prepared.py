@@ -129,6 +129,10 @@ _lock = _thread.allocate_lock()
 def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False, shared_network: bool = False) -> Prepared:
     """The plan of a spec, from the cache where it can be. ``shared_network``: it enters one instead of having its own. Errors:
     ``resolve``'s and ``compile_plan``'s."""
+    if spec.network.startswith(CONTAINER):
+        from dockless.sandbox.run.on_network import whose_network
+
+        spec = replace(spec, network=CONTAINER + whose_network(spec.network.removeprefix(CONTAINER)))
     if shared_network:
         check_shared_network(spec)
     if shared_network or not _keepable(spec) or asks_for_files_alone((*image.config.env, *spec.env)):

@@ -138,7 +138,7 @@ def _no_number(name: str) -> float:
 
 def value_of(outcome: Mapping[str, Any]) -> object:
     """The value of a call that has returned. ``BadAnswer``"""
-    from dockless.sandbox.zygote.inside import decode
+    from dockless.sandbox.zygote.values import decode
 
     try:
         return decode(outcome["value"])

@@ -3,10 +3,11 @@
 ::
 
     begin     a sandbox up to its BARRIER, which hands over its namespaces; the image's Python runs in it, and imports
-    calls     a pool of sandboxes that wait, each with a PID namespace below the zygote's
+    calls     a pool of sandboxes that wait, each with a PID namespace below the zygote's                     seats.py
     call      one of them, whose namespaces go to the zygote; it forks, and the child enters them            inside.py
               the child says that it is there, and we put it into the sandbox's cgroup
-              the request and the answer pass between the child and us alone; then the sandbox is ended, with all that is in it
+              the request and the answer pass between the child and us alone                                 running.py, answers.py
+              then the sandbox is ended, with all that is in it
     branch    the same, and the child stays a zygote
 
 The init of such a sandbox never leaves its BARRIER: what ends a call is the end of its sandbox.
@@ -14,7 +15,6 @@ The init of such a sandbox never leaves its BARRIER: what ends a call is the end
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import json
 import math
@@ -22,10 +22,9 @@ import os
 import select
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from socket import AF_UNIX, SO_PASSCRED, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET, send_fds, socket, socketpair
+from socket import AF_UNIX, SO_PASSCRED, SOCK_SEQPACKET, SOL_SOCKET, send_fds, socket, socketpair
 
 from dockless.base.dataclass import copied
 from dockless.base.descriptors import from_whom
@@ -34,15 +33,15 @@ from dockless.base.path import Path
 from dockless.base.pidfds import hold
 from dockless.base.typing import TYPE_CHECKING, Any, TypeVar
 from dockless.base.waits import readable
-from dockless.errors import BadAnswer, CgroupError, CommandNotFound, DocklessError, LaunchFailed, SandboxGone, ZygoteError, ZygoteLost
+from dockless.errors import BadAnswer, CgroupError, CommandNotFound, DocklessError, SandboxGone, ZygoteError, ZygoteLost
 from dockless.native.userns import own_namespace
-from dockless.sandbox.run.pool import Pool, WaitingSandbox
+from dockless.sandbox.run.pool import WaitingSandbox
 from dockless.sandbox.run.start import find_image, pins
 from dockless.sandbox.zygote import answers, plans
-from dockless.sandbox.zygote.answers import Conversation, Said
+from dockless.sandbox.zygote.running import Running
+from dockless.sandbox.zygote.seats import Seat, Seats, namespace_id
 
 if TYPE_CHECKING:
-    from dockless.images import Image
     from dockless.sandbox.run.prepared import Prepared
     from dockless.sandbox.spec import Spec
 
@@ -51,180 +50,23 @@ IMPORTING = 600.0
 """Seconds that a zygote may take for its imports."""
 _PATIENCE = 30.0
 """Seconds in which it takes a request: it does nothing else."""
-_AHEAD = 2
-"""Sandboxes that are begun while others get their processes."""
 _SHOWN = 2000
 """Bytes of what it printed before it failed."""
 
 
-class _Seat(WaitingSandbox):
-    """A sandbox for a call, and when it is ``taken``, the process in it that waits for what it is to call."""
-
-    has_door = False
-
-    def take(self, node: Node) -> None:
-        """Have the zygote fork into it. Errors: those of a start, ``ZygoteLost``"""
-        with contextlib.ExitStack() as here:
-            spaces = self.namespaces(len(node.kinds))
-            for fd in spaces:
-                here.callback(os.close, fd)
-            self._space = _file(spaces[node.kinds.index("pid")])
-            self.channel, theirs = socketpair(AF_UNIX, SOCK_STREAM)
-            self._stack.enter_context(self.channel)
-            here.enter_context(theirs)
-            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
-            for mine, its in pipes:
-                self._stack.callback(os.close, mine)
-                here.callback(os.close, its)
-            self.output = pipes[0][0], pipes[1][0]
-            writers = pipes[0][1], pipes[1][1]
-            self.give_away(writers)
-            self.channel.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
-            self.status = node.forked(b"call", spaces, theirs.fileno(), writers)
-            self._stack.callback(os.close, self.status)
-
-    def settle(self, node: Node) -> None:
-        """When its process is there, put it into the sandbox's group. Errors: those of a start, ``ZygoteLost``"""
-        if not node.settled(self, self.channel, self._space):
-            self.process.kill()  # there is none, which the zygote then says; or that of another sandbox
-
-    def finish(self) -> None:
-        """Wait for its end. Nobody asks what it has used."""
-        self._exit = self.process.wait()
-
-    @property
-    def there(self) -> bool:
-        """Whether its process, or the zygote, has said something."""
-        return readable(self.channel.fileno(), 0)
-
-    @property
-    def sound(self) -> bool:
-        """Whether its process still waits."""
-        return self.alive and not readable(self.status, 0) and not readable(self.channel.fileno(), 0)
-
-
-class _Seats(Pool):
-    """Sandboxes for calls. Some have been begun, and wait at their BARRIER; ``size`` of them have their process."""
-
-    def __init__(self, node: Node, size: int, image: Image, pin: Sequence[int]) -> None:
-        super().__init__(node.spec, size=size)
-        self._node = node
-        self.image, self._pin = image, list(pin)
-        self._closed = False
-        self._begun: deque[_Seat] = deque()
-        self._entering: deque[_Seat] = deque()
-        self._used: deque[_Seat] = deque()
-        self._ending = _thread.allocate_lock()
-
-    def _plan(self, has_cgroup: bool) -> Prepared:
-        plan = self._plans.get(has_cgroup)
-        if plan is None:
-            plan = self._plans[has_cgroup] = self._node.call_plan(has_cgroup)
-        return plan
-
-    def begin(self) -> _Seat:
-        box = _Seat(self.spec)
-        box.prepare(self.image, self._pin, self._plan)
-        return box
-
-    def _fill(self) -> None:
-        while not self._closed and len(self._waiting) < self.size:
-            while len(self._begun) < _AHEAD:
-                self._begun.append(self.begin())
-            one_there = bool(self._entering) and self._entering[0].there
-            if not one_there and len(self._waiting) + len(self._entering) < self.size:
-                box = self._begun.popleft()
-                with _ended_on_error(box):
-                    box.take(self._node)
-                self._entering.append(box)
-                continue
-            box = self._entering.popleft()
-            with _ended_on_error(box):
-                box.settle(self._node)
-            with self._lock:
-                if not self._closed:
-                    self._waiting.append(box)
-                    continue
-            box.__exit__(None, None, None)
-
-    def lend(self) -> _Seat:
-        """One of them; the caller leaves it. Errors: those of a start, ``ZygoteLost``"""
-        while (box := self.next()) is not None:
-            if isinstance(box, _Seat) and box.sound:
-                self._refill()
-                return box
-            box.__exit__(None, None, None)
-        try:
-            box = self.begin()
-            self._refill()
-            with _ended_on_error(box):
-                box.take(self._node)
-                box.settle(self._node)
-        except LaunchFailed as error:
-            if self._node.ended:  # no process is born where it was
-                raise self._node.lost("when it was needed") from error
-            raise
-        return box
-
-    def end(self, box: _Seat) -> None:
-        """Kill all that is in one that was lent. That it is over, and gone from the disk, nobody waits for here."""
-        with contextlib.suppress(DocklessError):
-            box.process.kill()  # its keeper ends the group, too
-        self._used.append(box)
-        if self._ending.acquire(blocking=False):
-            try:
-                _thread.start_new_thread(self._end_aside, ())
-            except RuntimeError:  # no thread is to be had: with the next one, or at the end
-                self._ending.release()
-
-    def _end_aside(self) -> None:
-        try:
-            self._end_used()
-        finally:
-            self._ending.release()
-
-    def _end_used(self) -> None:
-        while True:
-            try:
-                box = self._used.popleft()
-            except IndexError:
-                return
-            with contextlib.suppress(DocklessError, OSError):  # what is left of it is found at the next start of anything
-                box.finish()
-                box.__exit__(None, None, None)
-
-    def close(self) -> None:
-        """End all that wait, and wait for the end of all that were lent and given back."""
-        super().close()
-        if os.getpid() == self._pid:
-            for boxes in (self._begun, self._entering):
-                while boxes:
-                    boxes.popleft().__exit__(None, None, None)
-            with self._ending:
-                self._end_used()
-
-
-@contextlib.contextmanager
-def _ended_on_error(box: _Seat) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        box.__exit__(type(error), error, error.__traceback__)
-        raise
-
-
-class Node:
-    """A zygote: one that was begun, or a branch of another one. ``preload``: the modules that it imports beyond those of ``parent``.
-    Entering begins it; leaving ends it, its calls and its branches. Safe to use from several threads."""
+class ZygoteProcess:
+    """A zygote's process in its sandbox, and the sandboxes for its calls: what ``dockless.Zygote`` opens. ``parent``: it is a branch of
+    that one, else the image's Python is started. ``preload``: the modules that it imports beyond those of ``parent``. ``size``: how many
+    sandboxes wait for calls. Entering begins it; leaving ends it, its calls and its branches. Safe to use from several threads."""
 
     def __init__(
-        self, spec: Spec, preload: Sequence[str], *, size: int, parent: Node | None = None, labels: Mapping[str, str] | None = None
+        self, spec: Spec, preload: Sequence[str], *, size: int, parent: ZygoteProcess | None = None, labels: Mapping[str, str] | None = None
     ) -> None:
         plans.check(spec)
         self._labels = labels
         self.spec, self.parent = spec, parent
         self.preload = tuple(preload)
-        self.branches: list[Node] = []
+        self.branches: list[ZygoteProcess] = []
         self._size = size
         self._opened = contextlib.ExitStack()
         self._box: WaitingSandbox | None = None
@@ -236,7 +78,7 @@ class Node:
         """The namespaces of a sandbox for a call, in the order in which they are handed over."""
         self._space = self._status = -1
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> ZygoteProcess:
         try:
             self.begin()
         except BaseException:
@@ -266,12 +108,33 @@ class Node:
         """All that it was to import."""
         return frozenset(self.preload) | (self.parent.modules if self.parent is not None else frozenset())
 
-    def best(self, needs: frozenset[str]) -> Node:
+    def best(self, needs: frozenset[str]) -> ZygoteProcess:
         """Of this one and its branches the one with the most of these modules, and none but these beyond its own."""
         fit = [branch.best(needs) for branch in self.branches if not branch._closed and {*branch.preload} <= needs]
-        return max((self, *fit), key=lambda node: len(node.modules))
+        return max((self, *fit), key=lambda one: len(one.modules))
 
     def begin(self) -> None:
+        """Returns when it has imported all, and the sandboxes for its calls begin."""
+        above = self._find_family()
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        ours.settimeout(_PATIENCE)
+        output, printed = os.pipe2(os.O_CLOEXEC)
+        with contextlib.ExitStack() as here:
+            here.enter_context(theirs)
+            here.callback(os.close, output)
+            here.callback(os.close, printed)
+            self._control = self._opened.enter_context(ours)
+            box, spaces = self._make_sandbox(above, here)
+            if self.parent is None:
+                self._start_python(box, theirs, printed)
+            else:
+                self._branch_off(self.parent, box, spaces, theirs, printed)
+            self._await_imports(output)
+        self._begin_seats()
+
+    def _find_family(self) -> int:
+        """What it has in common with the sandboxes for its calls, a branch with its parent. A descriptor of the PID namespace in which it
+        is born, -1 for the host's."""
         if self.parent is None:
             self.image = find_image(self.spec.image)
             self._pin = pins(self.image, self._opened)
@@ -279,50 +142,57 @@ class Node:
             user = own_namespace(idmap)
             self._opened.callback(os.close, user)
             self._family = plans.Family(self.spec, self.image, user)
-            above = -1
+            return -1
+        self.image, self._pin, self._family = self.parent.image, self.parent._pin, self.parent._family
+        return self.parent._space
+
+    def _make_sandbox(self, above: int, here: contextlib.ExitStack) -> tuple[WaitingSandbox, list[int]]:
+        """Its own, which waits at the BARRIER, and descriptors of its namespaces, which ``here`` closes."""
+        box = WaitingSandbox(copied(self.spec, argv=("true",), entrypoint=()), labels=self._labels)
+        box.prepare(self.image, self._pin, lambda grouped: self._family.zygote(has_cgroup=grouped, above=above))
+        self._opened.push(box)
+        self._box = box
+        assert box.plan is not None
+        self.kinds = plans.handed(box.plan)
+        spaces = box.namespaces(len(self.kinds))
+        for fd in spaces:
+            here.callback(os.close, fd)
+        self._space = os.dup(spaces[self.kinds.index("pid")])
+        self._opened.callback(os.close, self._space)
+        return box, spaces
+
+    def _start_python(self, box: WaitingSandbox, control: socket, printed: int) -> None:
+        """The image's, and tell it what to import and how a call's process becomes an ordinary one. ``control`` is closed."""
+        settings = self._settings(box)
+        self._run(box, (control.fileno(), printed, printed))
+        control.close()
+        self._send([json.dumps({"preload": self.preload, "settings": settings}).encode()], ())
+
+    def _branch_off(self, parent: ZygoteProcess, box: WaitingSandbox, spaces: Sequence[int], control: socket, printed: int) -> None:
+        """Have ``parent`` fork into the sandbox, and tell the fork what to import. ``control`` is closed."""
+        assert self._control is not None
+        self._control.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
+        self._status = parent.forked(b"branch", spaces, control.fileno(), (printed, printed))
+        self._opened.callback(os.close, self._status)
+        control.close()
+        if parent.settled(box, self._control, namespace_id(self._space)):
+            with contextlib.suppress(ZygoteLost):  # it has said why, or its end does
+                self._send([json.dumps({"preload": self.preload}).encode()], ())
         else:
-            self.image, self._pin, self._family = self.parent.image, self.parent._pin, self.parent._family
-            above = self.parent._space
-        spec = copied(self.spec, argv=("true",), entrypoint=())
-        box = WaitingSandbox(spec, labels=self._labels)
-        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-        output, printed = os.pipe2(os.O_CLOEXEC)
-        with contextlib.ExitStack() as here:
-            here.enter_context(theirs)
-            here.callback(os.close, output)
-            here.callback(os.close, printed)
-            self._control = self._opened.enter_context(ours)
-            box.prepare(self.image, self._pin, lambda grouped: self._family.zygote(has_cgroup=grouped, above=above))
-            self._opened.push(box)
-            self._box = box
-            assert box.plan is not None
-            self.kinds = plans.handed(box.plan)
-            spaces = box.namespaces(len(self.kinds))
-            for fd in spaces:
-                here.callback(os.close, fd)
-            self._space = os.dup(spaces[self.kinds.index("pid")])
-            self._opened.callback(os.close, self._space)
-            first: dict[str, Any] = {"preload": self.preload}
-            if self.parent is None:
-                first["settings"] = self._settings(box)
-                self._run(box, (theirs.fileno(), printed, printed))
-            else:
-                ours.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
-                self._status = self.parent.forked(b"branch", spaces, theirs.fileno(), (printed, printed))
-                self._opened.callback(os.close, self._status)
-            theirs.close()
-            ours.settimeout(_PATIENCE)
-            if self.parent is None:
-                self._send([json.dumps(first).encode()], ())
-            elif self.parent.settled(box, ours, _file(self._space)):
-                with contextlib.suppress(ZygoteLost):  # it has said why, or its end does
-                    self._send([json.dumps(first).encode()], ())
-            else:
-                box.kill()
-            self._await_ready(output)
-        self._seats = _Seats(self, self._size, self.image, self._pin)
+            box.kill()
+
+    def _begin_seats(self) -> None:
+        self._seats = Seats(self, self._size, self.image, self._pin)
         self._opened.callback(self._seats.close)
         self._seats._refill()
+
+    def lend_seat(self) -> Seat:
+        """A sandbox with a process that waits for a call; ``end_seat`` takes it back. Errors: those of a start, ``ZygoteLost``"""
+        return self._seats.lend()
+
+    def end_seat(self, seat: Seat) -> None:
+        """Kill all that is in it; it is removed aside."""
+        self._seats.end(seat)
 
     def call_plan(self, has_cgroup: bool) -> Prepared:
         """The plan of a sandbox for a call."""
@@ -337,8 +207,7 @@ class Node:
         return {"kinds": self.kinds, "program": plans.program(call), "env": changed}
 
     def _run(self, box: WaitingSandbox, stdio: tuple[int, int, int]) -> None:
-        script = Path(__file__).with_name("inside.py").read_text("utf-8")
-        argv = ("python3", "-c", script + "\nmain()\n")
+        argv = ("python3", "-c", script() + "\nmain()\n")
         try:
             box.give(copied(box.spec, argv=argv, entrypoint=()), self.image, stdio)
             box.await_program(self.image)
@@ -346,7 +215,7 @@ class Node:
             hint = "use an image with Python, such as python:3.12-slim; its directory must be in the image's PATH"
             raise ZygoteError(f"the image {self.spec.image} has no python3", subject=self.spec.image, hint=hint) from error
 
-    def _await_ready(self, output: int) -> None:
+    def _await_imports(self, output: int) -> None:
         """Until it has imported all. ``ZygoteError``, ``ZygoteLost``"""
         assert self._control is not None
         deadline, printed = time.monotonic() + IMPORTING, bytearray()
@@ -435,7 +304,7 @@ class Node:
         except ProcessLookupError:
             return False
         try:
-            if _file(f"/proc/{pid}/ns/pid") != space:
+            if namespace_id(f"/proc/{pid}/ns/pid") != space:
                 return False
             box.cgroup.add(pid)
         except (CgroupError, OSError) as error:
@@ -461,40 +330,10 @@ class Node:
         return Running(self, json.dumps({**request, "limit": limit}).encode(), limit, most)
 
 
-class Running:
-    """A call. ``wait`` ends it; it is to be called once. ``kill``: from any thread."""
-
-    def __init__(self, node: Node, request: bytes, limit: int, most: int) -> None:
-        self._killed = self._over = False
-        self._lock = _thread.allocate_lock()
-        self.out_of_memory = False
-        """Whether the kernel killed something of it for memory; known when it has ended without an answer."""
-        self._node = node
-        self.box = box = node._seats.lend()
-        self._talk = Conversation(box.channel, box.status, box.output, request, limit=limit, most=most)
-
-    def wait(self, timeout: float = math.inf) -> Said:
-        """What came of it, when it and all that it has started have ended. ``BadAnswer``, ``ZygoteLost``"""
-        try:
-            said = self._talk.run(timeout)
-            if said.outcome is None and not said.late and not self._killed:
-                if said.status is None:
-                    raise self._node.lost("while a call ran")
-                group = self.box.cgroup
-                self.out_of_memory = group is not None and bool(group.usage(pressure=False).oom_kills)
-            return said
-        finally:
-            with self._lock:
-                self._over = True
-            self._node._seats.end(self.box)
-
-    def kill(self) -> None:
-        """End it now. When it is over its descriptors may be another call's by now, so nothing is done then."""
-        with self._lock:
-            self._killed = True
-            if not self._over:
-                with contextlib.suppress(DocklessError):
-                    self.box.kill()
+def script() -> str:
+    """What runs inside, as one text: how values cross, and the zygote. One ``from __future__`` holds for all of it, at its beginning."""
+    values, inside = (Path(__file__).with_name(name).read_text("utf-8") for name in ("values.py", "inside.py"))
+    return values + inside.replace("from __future__ import annotations\n", "", 1)
 
 
 def _again(receive: Callable[[], T]) -> T:
@@ -503,12 +342,6 @@ def _again(receive: Callable[[], T]) -> T:
         return receive()
     except ConnectionResetError:
         return receive()
-
-
-def _file(of: int | str) -> tuple[int, int]:
-    """By what a namespace is known."""
-    found = os.stat(of)
-    return found.st_dev, found.st_ino
 
 
 def _check_ready(raw: bytes, preload: Sequence[str]) -> str:

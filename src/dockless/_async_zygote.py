@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from dockless._keywords import Options
-    from dockless.sandbox.zygote.server import Running
+    from dockless.sandbox.zygote.running import Running
 
 
 class Zygote(Unpicklable):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from dockless._keywords import Options
     from dockless.sandbox.zygote.answers import Said
-    from dockless.sandbox.zygote.server import Node, Running
+    from dockless.sandbox.zygote.running import Running
+    from dockless.sandbox.zygote.server import ZygoteProcess
 
 _MOST = 1000
 RESULT, OUTPUT = 16 << 20, 16 << 20
@@ -77,7 +78,7 @@ class Zygote(Unpicklable):
         self._pull = options.get("pull") or "missing"
         self._platform = options.get("platform")
         self._parent: Zygote | None = None
-        self._node: Node | None = None
+        self._process: ZygoteProcess | None = None
 
     def __repr__(self) -> str:
         return f"<dockless.Zygote {self.spec.image} {', '.join(self.preload)}>"
@@ -85,9 +86,9 @@ class Zygote(Unpicklable):
     def __enter__(self) -> Zygote:
         """Errors: ``ZygoteError`` for a module that cannot be imported or that has started threads, and for an image without Python;
         ``Unsupported``; those of a start."""
-        from dockless.sandbox.zygote.server import Node
+        from dockless.sandbox.zygote.server import ZygoteProcess
 
-        if self._node is not None:
+        if self._process is not None:
             raise BadInput("a Zygote is opened once", subject="zygote", hint="make another one")
         above = None
         if self._parent is None:
@@ -98,7 +99,7 @@ class Zygote(Unpicklable):
             above = self._parent._opened()
             self.spec = above.spec
         with held():
-            self._node = Node(self.spec, self.preload, size=self._size, parent=above, labels=self._labels).__enter__()
+            self._process = ZygoteProcess(self.spec, self.preload, size=self._size, parent=above, labels=self._labels).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -106,9 +107,9 @@ class Zygote(Unpicklable):
 
     def close(self) -> None:
         """End it, its calls and its branches. No error if it is closed."""
-        if self._node is not None:
+        if self._process is not None:
             with held():
-                self._node.close()
+                self._process.close()
 
     @checked
     def branch(self, preload: Iterable[str], *, size: int = 4) -> Zygote:
@@ -140,17 +141,17 @@ class Zygote(Unpicklable):
         expression. Everything else: see ``call``."""
         return self._called(self._begin(_code(source, variables), needs), timeout)
 
-    def _opened(self) -> Node:
-        if self._node is None:
+    def _opened(self) -> ZygoteProcess:
+        if self._process is None:
             hint = "use it as a context manager: with dockless.Zygote(…) as zygote"
             raise SandboxGone("the zygote is not open", subject=self.spec.image, hint=hint)
-        return self._node
+        return self._process
 
     def _begin(self, request: Mapping[str, Any], needs: Iterable[str] | None) -> Running:
-        node = self._opened()
+        process = self._opened()
         if needs is not None:
-            node = node.best(frozenset(_modules(needs)))
-        return node.start(request, limit=RESULT, most=OUTPUT)
+            process = process.best(frozenset(_modules(needs)))
+        return process.start(request, limit=RESULT, most=OUTPUT)
 
     def _called(self, running: Running, timeout: str | float | None) -> Called:
         limit = self.spec.timeout if timeout is None else parse_duration(timeout, "timeout")
@@ -164,7 +165,7 @@ def copied_zygote(like: Zygote, preload: tuple[str, ...], size: int) -> Zygote:
     """A branch of it that is not opened yet."""
     other = Zygote.__new__(Zygote)
     other.__dict__.update(like.__dict__)
-    other.preload, other._size, other._parent, other._node = preload, size, like, None
+    other.preload, other._size, other._parent, other._process = preload, size, like, None
     return other
 
 
@@ -179,7 +180,7 @@ def _modules(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _encoded(value: object, name: str) -> Any:
-    from dockless.sandbox.zygote.inside import Unencodable, encode
+    from dockless.sandbox.zygote.values import Unencodable, encode
 
     try:
         return encode(value)

@@ -18,7 +18,7 @@ from support.dns_served import ONE, OTHER, PUBLIC, SIX, THIRD, Served, only, ser
 from support.requires import requires
 
 from dockless.native.netns import socket_in
-from dockless.sandbox.network import name_server
+from dockless.sandbox.network import dns_tcp, name_server, rate_limit
 
 pytestmark = requires("root", "netns")
 
@@ -98,7 +98,7 @@ def test_the_log_has_a_bound(served):
 
 
 def test_connections_that_say_nothing_are_closed_and_others_have_room(served, monkeypatch):
-    monkeypatch.setattr(name_server, "_STREAM_WAIT", 0.5)
+    monkeypatch.setattr(dns_tcp, "_WAIT", 0.5)
     served.place.lease(OTHER, "two")
     with contextlib.ExitStack() as opened:
         many = [opened.enter_context(served.place.client(ONE, stream=True)) for _ in range(12)]
@@ -131,7 +131,7 @@ def test_a_connection_with_a_length_of_nothing_or_too_much_is_closed(served):
 
 
 def test_who_takes_no_answer_keeps_no_connection(served, monkeypatch):
-    monkeypatch.setattr(name_server, "_STREAM_WAIT", 0.5)
+    monkeypatch.setattr(dns_tcp, "_WAIT", 0.5)
     for number in range(2000):
         served.place.lease(f"10.77.{4 + number // 250}.{number % 250}", "all")
     raw = question("all")
@@ -205,8 +205,8 @@ def test_silent_names_take_no_server_from_others(tmp_path, monkeypatch):
 
 
 def test_who_asks_without_end_is_shut_out_for_a_while(served, monkeypatch):
-    monkeypatch.setattr(name_server, "_RATE", 100.0)
-    monkeypatch.setattr(name_server, "_BURST", 200.0)
+    monkeypatch.setattr(rate_limit, "_RATE", 100.0)
+    monkeypatch.setattr(rate_limit, "_BURST", 200.0)
     served.place.lease(OTHER, "two")
     with served.place.client(ONE) as opened:
         answered = 0

@@ -235,13 +235,13 @@ def test_a_zygote_has_no_descriptor_of_a_cgroup(image):
 
 def test_a_zygote_that_names_another_process_than_the_call_s_has_no_call(image):
     with Zygote(image, ["pretender"], size=1) as zygote:
-        node = zygote._node
-        if node._box.cgroup is None:
+        process = zygote._process
+        if process._box.cgroup is None:
             pytest.skip("no place for cgroups")
-        before = node._box.cgroup.pids()
+        before = process._box.cgroup.pids()
         with pytest.raises((CallFailed, BadAnswer)):
             zygote.run_code("1")
-        assert node._box.cgroup.pids() == before  # nothing of the zygote's is in the group of a call
+        assert process._box.cgroup.pids() == before  # nothing of the zygote's is in the group of a call
 
 
 def test_what_one_call_was_given_is_in_no_memory_of_another(image):
@@ -336,7 +336,7 @@ def test_a_zygote_is_alone_in_its_user_namespace(image):
     import os
 
     with Zygote(image) as zygote, Zygote(image) as other, dockless.Sandbox(image, ["sleep", "100"]) as box:
-        until(lambda: zygote._node._seats._waiting and other._node._seats._waiting, "that sandboxes for calls wait")
-        inits = [one._box.process.pid for one in (zygote._node, other._node)] + [box.process.pid]
+        until(lambda: zygote._process._seats._waiting and other._process._seats._waiting, "that sandboxes for calls wait")
+        inits = [one._box.process.pid for one in (zygote._process, other._process)] + [box.process.pid]
         spaces = [os.readlink(f"/proc/{pid}/ns/user") for pid in inits] if os.geteuid() == 0 else []
         assert len({*spaces}) == len(spaces)

@@ -47,11 +47,13 @@ def test_started_stopped_started_again_and_removed(say, tmp_path):
     assert "is the file" not in say("run", "-d", "--cidfile", str(ids), "--", "true", code=125) and dockless.list()[0].id == "box"
     assert say("ps", "--format", "{{.ID}} {{.State}} {{json .Labels}} {{.ExitCode}}|") == 'box running {"team": "a", "x": ""} |\n'
     assert say("start", "box", code=125).startswith("dockless: sandbox box runs already")
+    until(lambda: say("logs", "box") == "hi\n", "it has said something")
     assert say("container", "stop", "-t", "0", "box") == "box\n"
     assert say("ps", "-q") == "" and say("ps", "-q", "--filter", "status=exited") == "box\n" == say(
         "ps", "-aq", "-f", "exited=137", "-f", "exited=143"
     )
     assert say("start", "box") == "box\n" and say("inspect", "--format", "{{.State}}", "box") == "running\n"
+    until(lambda: say("logs", "box") == "hi\nhi\n", "its second start has said something")
     assert say("rename", "box", "other") == "other\n" and say("restart", "-t", "0", "-q", "other") == ""
     until(lambda: say("logs", "other") == "hi\nhi\nhi\n", "each of its three starts has said something")
     assert say("prune", "--sandboxes", "-y") == "" and say("kill", "other") == "other\n"

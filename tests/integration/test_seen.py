@@ -32,9 +32,14 @@ def told(capsys, *line):
     return capsys.readouterr().out
 
 
+def has_arguments(box):
+    """What was started last: they come after its name."""
+    until(lambda: not [row.command for row in seen.processes(box.inner)][-1].startswith("["), "its arguments")
+
+
 def test_top_shows_what_runs_inside_and_nothing_of_ours(box, capsys):
     box.spawn_alone("/bin/sleep", "1000")
-    until(lambda: [row.command for row in seen.processes(box.inner)][-1] != "[sleep]", "its arguments, which come after its name")
+    has_arguments(box)
     rows = json.loads(told(capsys, "top", "--json", "busy"))
     assert [(row["command"], row["inside"]) for row in rows] == [("/bin/sh -c while :; do :; done", 2), ("/bin/sleep 1000", 3)]
     assert all(os.path.exists(f"/proc/{row['pid']}") and row["memory"] > 0 for row in rows)
@@ -61,6 +66,7 @@ def test_a_process_that_calls_itself_one_of_ours_is_shown(box, capsys):
 
 def test_what_it_calls_itself_is_escaped(box, capsys):
     box.spawn_alone("/bin/sh", "-c", "while :; do :; done", "\x1b[31mred")
+    has_arguments(box)
     shown = told(capsys, "top", "busy")
     assert "\x1b" not in shown and "[31mred" in shown
 

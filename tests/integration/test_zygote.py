@@ -218,8 +218,8 @@ def test_nothing_is_done_to_a_call_that_is_over(image):
 
 def test_nobody_enters_the_sandbox_of_a_call(image):
     with Zygote(image, size=1) as zygote:
-        until(lambda: zygote._node._seats._waiting, "that one waits")
-        assert not (zygote._node._seats._waiting[0].directory / "door").exists()
+        until(lambda: zygote._process._seats._waiting, "that one waits")
+        assert not (zygote._process._seats._waiting[0].directory / "door").exists()
 
 
 def test_a_module_that_kills_its_zygote_is_said(image):
@@ -240,8 +240,8 @@ def test_a_zygote_that_has_ended_is_said(image):
         running = threading.Thread(target=lambda: lost.append(_error(zygote, "import time; time.sleep(1000)")))
         lost: list[Exception] = []
         running.start()
-        until(lambda: not zygote._node._seats._waiting or len(zygote._node._seats._waiting) >= 4, "that its sandboxes wait")
-        init = zygote._node._box.process.pid
+        until(lambda: not zygote._process._seats._waiting or len(zygote._process._seats._waiting) >= 4, "that its sandboxes wait")
+        init = zygote._process._box.process.pid
         os.kill(init, signal.SIGKILL)
         running.join(30)
         assert isinstance(lost[0], (ZygoteLost, CallFailed))
@@ -282,10 +282,10 @@ def test_a_tree_of_zygotes(image):
 
 def test_sandboxes_that_end_while_the_zygote_forks_into_them_do_it_no_harm(image):
     with Zygote(image, size=1) as zygote:
-        seats = zygote._node._seats
+        seats = zygote._process._seats
         for _ in range(20):
             box = seats.begin()
-            box.take(zygote._node)
+            box.take(zygote._process)
             seats.end(box)
         assert zygote.run_code("1").value == 1
 
@@ -350,8 +350,8 @@ def test_memory_of_a_call_is_limited_by_itself(image):
 @requires("root")
 def test_a_call_is_in_the_cgroup_of_its_own_sandbox(image):
     with Zygote(image, size=1) as zygote:
-        until(lambda: zygote._node._seats._waiting, "that one waits")
-        box = zygote._node._seats._waiting[0]
+        until(lambda: zygote._process._seats._waiting, "that one waits")
+        box = zygote._process._seats._waiting[0]
         if box.cgroup is None:
             pytest.skip("no place for cgroups")
         until(lambda: len((box.cgroup.path / "cgroup.procs").read_text().split()) == 2, "that its process is in the group")

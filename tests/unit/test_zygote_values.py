@@ -10,7 +10,6 @@ import pickle
 import sys
 import time
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,9 +18,9 @@ from hypothesis import strategies as st
 from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
-from dockless.sandbox.zygote import inside
 from dockless.sandbox.zygote.answers import Said, names, texts, value_of
-from dockless.sandbox.zygote.inside import DEPTH, Unencodable, decode, encode
+from dockless.sandbox.zygote.server import script
+from dockless.sandbox.zygote.values import DEPTH, Unencodable, decode, encode
 
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False),
@@ -149,7 +148,7 @@ def test_how_a_call_ended():
 ])  # fmt: skip
 def test_a_wrong_question_is_an_error_before_anything_starts(ask):
     zygote = Zygote("host")
-    zygote._node = object()  # open, for all that it knows
+    zygote._process = object()  # open, for all that it knows
     with pytest.raises(BadInput):
         ask(zygote)
 
@@ -175,12 +174,28 @@ def test_what_no_call_could_be_held_in_is_unsupported(options):
 
 
 def test_what_runs_inside_is_python_of_3_8_and_its_standard_library():
-    text = Path(inside.__file__).read_text()
+    text = script()
+    compile(text, "<string>", "exec")
     tree = ast.parse(text, feature_version=(3, 8))
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "MYPY")]
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
     assert len(text.encode()) < 100_000  # an argument of a program: execve(2)
+
+
+def test_what_runs_inside_defines_no_name_twice():
+    """It is the text of two files."""
+    tree = ast.parse(script())
+    named = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    named += [
+        name.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    ]
+    assert {name for name in named if named.count(name) > 1} == {"MYPY"}
 
 
 @pytest.mark.parametrize("made", [Zygote, aio.Zygote, Pool, aio.Pool])

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from ipaddress import ip_network
 
 from dockless.base import paths
 from dockless.base.dataclass import replace
-from dockless.errors import NetworkError, NetworkInUse, UnknownNetwork
+from dockless.errors import NetworkError, UnknownNetwork
 from dockless.sandbox.network.model import Egress, Endpoint, Network
 from dockless.sandbox.spec import Spec
 
@@ -21,8 +20,6 @@ LABEL = "dockless.job"
 _FIRST = 2
 _APART = 60
 """Seconds between the starts of two of them in which the earlier one waits for the later one, and is not told that there is no route."""
-_PATIENCE = 3.0
-"""Seconds that the kernel has to let go of the links of those who have ended."""
 
 
 def make(first: int, uid: int) -> Network | None:
@@ -69,19 +66,10 @@ def joined(spec: Spec, network: Network, address: str, name: str) -> Spec:
 
 def forget(first: int) -> None:
     """They have ended. Blocking. What cannot go yet goes with the next housekeeping."""
-    from dockless.sandbox.network import admission
+    from dockless.sandbox.run.networks import remove
 
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            admission.remove(_name(first))
-        except NetworkInUse:
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-        except NetworkError:
-            pass
-        return
+    with contextlib.suppress(NetworkError):
+        remove(_name(first))
 
 
 def has(first: int) -> bool:
