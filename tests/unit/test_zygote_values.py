@@ -6,7 +6,9 @@ import ast
 import enum
 import json
 import math
+import os
 import pickle
+import socket
 import sys
 import time
 from collections import namedtuple
@@ -20,7 +22,7 @@ from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
 from dockless.sandbox.zygote import inside
-from dockless.sandbox.zygote.answers import Said, names, texts, value_of
+from dockless.sandbox.zygote.answers import Conversation, Said, names, texts, value_of
 from dockless.sandbox.zygote.inside import DEPTH, Unencodable, decode, encode
 
 HASHABLE = st.recursive(
@@ -141,6 +143,25 @@ def test_how_a_call_ended():
     assert isinstance(failure(said(late=True)), CallTimedOut)
     raised = failure(said({"raised": {"type": "ValueError", "message": "m", "traceback": "t"}}))
     assert (raised.kind, raised.text, raised.traceback) == ("ValueError", "m", "t")
+
+
+@pytest.mark.parametrize(("more", "error"), [(b"", None), (b" ", "more than was asked for"), (b"\n" * 99999, "more than was asked for")])
+def test_what_follows_an_answer_is_none_of_it(more, error):
+    raw = b'{"value": 1}'
+    ours, theirs = socket.socketpair()
+    pipes = [os.pipe() for _ in range(3)]
+    with ours, theirs:
+        theirs.sendall(len(raw).to_bytes(8, "big") + raw + more)
+        talk = Conversation(ours, pipes[0][0], (pipes[1][0], pipes[2][0]), b"{}", limit=99, most=99)
+        try:
+            if error is None:
+                assert talk.run(10).outcome == {"value": 1}
+            else:
+                with pytest.raises(BadAnswer, match=error):
+                    talk.run(10)
+        finally:
+            for fd in (fd for pair in pipes for fd in pair):
+                os.close(fd)
 
 
 @pytest.mark.parametrize("ask", [
