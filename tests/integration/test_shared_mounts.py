@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -198,6 +199,24 @@ def test_notes_of_another_boot_lead_nowhere(layer, monkeypatch):
         erofs.release()
         assert [path.parent.name.partition(".")[0] for path in notes()] == ["another-boot"]
         erofs.release(everything=True)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE])
+def test_a_note_that_cannot_be_followed_now_is_kept(home, monkeypatch, number):
+    place = mounts._notes_of("7.8")
+    os.makedirs(place)
+    note = f"{os.getpid()}-999999-0-5"
+    (place / note).touch()
+
+    def refused(name: str) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mounts, "_noted", refused)
+        assert mounts.find("7.8") == -1
+        mounts.sweep()
+    assert os.listdir(place) == [note]
+    assert mounts.find("7.8") == -1 and not place.exists()
 
 
 def test_a_layer_made_again_is_another_one(layer, tmp_path):
