@@ -259,11 +259,13 @@ def test_a_process_whose_number_is_anothers_by_now_has_no_call(monkeypatch):
         if not is_it:
             ended.wait()
         monkeypatch.setattr(server, "hold", lambda pid, held=held: held)
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             theirs.send(b"h")
             assert server.Node.settled(None, box, ours, server._file("/proc/self/ns/pid")) is is_it
+            ours.send(b"request")
+            assert ours.getsockname() == "", "what it is asked comes from a socket without a name, as it was"
 
 
 def test_what_one_call_was_given_is_in_no_memory_of_another(image):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -199,6 +200,13 @@ def test_notes_of_another_boot_lead_nowhere(layer, monkeypatch):
         erofs.release()
         assert [path.parent.name.partition(".")[0] for path in notes()] == ["another-boot"]
         erofs.release(everything=True)
+
+
+def test_who_looks_for_a_mount_or_makes_one_is_alone(home):
+    with mounts.alone(), open(mounts._root() / "lock") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(mounts._root() / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE])
