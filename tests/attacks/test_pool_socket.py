@@ -109,9 +109,9 @@ def test_a_socket_of_another_user_in_its_place_is_not_believed(door: Path, tmp_p
     named_pools.create(Wanted("p", Spec(argv=()), 1, 0.0))
     (directory / "door").unlink()
     directory.chmod(0o777)
-    opened = [path for path in directory.parents if path != Path("/") and path.stat().st_mode & 0o1 != 0o1]
-    for path in opened:
-        path.chmod(path.stat().st_mode | 0o1)
+    opened = {path: mode for path in directory.parents if path != Path("/") and not (mode := path.stat().st_mode) & 0o1}
+    for path, mode in opened.items():
+        path.chmod(mode | 0o1)
     code = """
 made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 made.bind(sys.argv[1]); made.listen(5); print("up", flush=True); made.accept()[0].send(b"{}")
@@ -121,6 +121,8 @@ made.bind(sys.argv[1]); made.listen(5); print("up", flush=True); made.accept()[0
         assert poser.stdout is not None and poser.stdout.readline() == "up\n"
         done = subprocess.run([*COMMAND, "run", "--pool", "p", "--", "true"], capture_output=True, text=True, timeout=60)
         poser.kill()
+    for path, mode in opened.items():
+        path.chmod(mode)
     assert done.returncode == 125 and "is another user's" in done.stderr
 
 
