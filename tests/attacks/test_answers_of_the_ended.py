@@ -218,7 +218,9 @@ def test_who_is_given_an_address_in_turn_has_nothing_of_an_earlier_turn(home):
 
 
 @requires("root")
-@pytest.mark.parametrize("how", ["removed", "taken over", "swept", "the table was flushed", "its network was removed"])
+@pytest.mark.parametrize(
+    "how", ["removed", "taken over", "swept", "the table was flushed", "nobody knows of it", "its network was removed"]
+)
 def test_whatever_way_an_address_comes_to_the_next_one(home, how):
     with own_network():
         lead_out()
@@ -234,11 +236,14 @@ def test_whatever_way_an_address_comes_to_the_next_one(home, how):
             until(lambda: not leases.alive(lease), "its link is gone")
         if how == "swept":
             reconcile()
-        if how == "the table was flushed":
+        if how == "nobody knows of it":
+            os.unlink(leases.place("mine") / "10.20.0.77")
+        if how in ("the table was flushed", "nobody knows of it"):
             subprocess.run(["nft", "flush", "ruleset"], check=True)
         if how == "its network was removed":
             networks.remove("mine")
             networks.create("mine", subnets=["10.20.0.0/24"])
+            dockless.run(["true"], network="mine:ip=10.20.0.5", check=True)  # its table is whole again, and knows nobody of before
         after = dockless.start(["sleep", "1000"], network="mine:ip=10.20.0.77", allow_out=[])
         try:
             assert known(Host(), lease, 4) == 0
@@ -246,3 +251,25 @@ def test_whatever_way_an_address_comes_to_the_next_one(home, how):
             after.inner.remove()
             if how != "removed":
                 box.inner.remove()
+
+
+@requires("root", "ipv6")
+def test_a_second_address_that_comes_to_one_with_another_first_address(home):
+    with own_network():
+        subprocess.run("ip link add wan type veth peer name far; ip link set wan up; ip link set far up", shell=True, check=True)
+        subprocess.run(f"ip address add {HOST[1]}/64 dev wan nodad; ip route add 2001:db8:77::/64 via {OUTSIDE[1]}", shell=True, check=True)
+        subprocess.run(f"ip neighbour add {OUTSIDE[1]} lladdr 02:00:00:00:00:09 dev wan", shell=True, check=True)
+        networks.create("mine", subnets=["10.20.0.0/24", "fd00:20::/64"])
+        send = "import socket; s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); s.sendto(b'x', ('2001:db8:77::9', 7000))"
+        box = dockless.start(["sleep", "1000"], network="mine:ip=10.20.0.77,ip6=fd00:20::77")
+        box.exec("python3", "-c", send, check=True)
+        (lease,) = leases.read("mine")
+        assert known(Host(), lease, 6) == 1
+        os.kill(box.inner.pid, 9)
+        until(lambda: not leases.alive(lease), "its link is gone")
+        after = dockless.start(["sleep", "1000"], network="mine:ip=10.20.0.78,ip6=fd00:20::77", allow_out=[])
+        try:
+            assert known(Host(), lease, 6) == 0
+        finally:
+            after.inner.remove()
+            box.inner.remove()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -120,6 +121,8 @@ made.bind(sys.argv[1]); made.listen(5); print("up", flush=True); made.accept()[0
         assert poser.stdout is not None and poser.stdout.readline() == "up\n"
         done = subprocess.run([*COMMAND, "run", "--pool", "p", "--", "true"], capture_output=True, text=True, timeout=60)
         poser.kill()
+    for path, mode in opened.items():
+        path.chmod(mode)
     assert done.returncode == 125 and "is another user's" in done.stderr
 
 
@@ -161,6 +164,28 @@ def test_a_flood_of_connections(door: Path):
     assert runs()
     until(lambda: descriptors() <= before + 2 and state().waiting == SIZE, "that nothing of them is left")
     assert state().memory < 64 << 20
+
+
+def test_what_nobody_was_there_to_take_is_still_looked_after(door: Path):
+    pid = state().pid
+
+    def keepers() -> set[int]:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+    def rests() -> tuple[str, str]:
+        said = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return said["State"][0], said["voluntary_ctxt_switches"]
+
+    before = keepers()
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: rests()[0] == "T", "that it stands")
+    connect(door).close()
+    stood = rests()[1]
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: rests()[0] == "S" and rests()[1] != stood, "that it has come to who is gone")
+    for keeper in before:
+        os.kill(keeper, signal.SIGKILL)
+    until(lambda: len(keepers()) == SIZE and not keepers() & before, "that others wait in their place")
 
 
 def test_one_that_was_received_and_is_let_go_of_ends(door: Path):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import threading
+from types import SimpleNamespace
 
 import pytest
 from support import python_images
@@ -13,6 +17,7 @@ from support.requires import requires
 import dockless
 from dockless import Zygote
 from dockless.errors import BadAnswer, CallFailed, CallTimedOut, ZygoteError, ZygoteLost
+from dockless.sandbox.zygote import server
 
 pytestmark = [requires("userns", "overlay"), pytest.mark.skipif(not python_images.PYTHON.exists(), reason="no Python in /usr")]
 
@@ -242,6 +247,25 @@ def test_a_zygote_that_names_another_process_than_the_call_s_has_no_call(image):
         with pytest.raises((CallFailed, BadAnswer)):
             zygote.run_code("1")
         assert process._box.cgroup.pids() == before  # nothing of the zygote's is in the group of a call
+
+
+def test_a_process_whose_number_is_anothers_by_now_has_no_call(monkeypatch):
+    """Who says that it is there may end before it is looked at, and its number be given to another process of the same namespace."""
+    added = []
+    box = SimpleNamespace(cgroup=SimpleNamespace(add=added.append))
+    ended = subprocess.Popen(["true"])
+    for process, is_it in ((os.getpid(), True), (ended.pid, False)):
+        held = os.pidfd_open(process)
+        if not is_it:
+            ended.wait()
+        monkeypatch.setattr(server, "hold", lambda pid, held=held: held)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            theirs.send(b"h")
+            assert server.Node.settled(None, box, ours, server._file("/proc/self/ns/pid")) is is_it
+            ours.send(b"request")
+            assert ours.getsockname() == "", "what it is asked comes from a socket without a name, as it was"
 
 
 def test_what_one_call_was_given_is_in_no_memory_of_another(image):

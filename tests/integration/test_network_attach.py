@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 from support.boxes import until
@@ -17,9 +20,12 @@ from support.requires import requires
 import dockless
 from dockless import networks
 from dockless.cli import main
-from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, UnknownNetwork
-from dockless.sandbox.network import leases, records
+from dockless.errors import AddressTaken, BadInput, NetworkError, NetworkInUse, SandboxGone, UnknownNetwork, Unwritable
+from dockless.sandbox.network import attach, leases, records, resolver
 from dockless.sandbox.network.host import Host
+from dockless.sandbox.run.box import Box
+from dockless.sandbox.run.documents import Document
+from dockless.sandbox.run.joining import namespaces_of
 from dockless.sandbox.run.reconcile import reconcile
 
 pytestmark = requires("root", "netns")
@@ -84,6 +90,14 @@ def test_addresses_are_given_in_turn_and_free_at_the_end(start):
     assert address(start("sleep", "1000", network="mine")) == "10.20.0.3"
 
 
+def test_what_waited_in_a_pool_has_no_address_at_its_end():
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    with dockless.Pool("host", size=1, network="mine") as pool:
+        pool.run(["true"], check=True)
+        assert leases.read("mine")
+    assert not leases.read("mine") and "10.20.0.2" not in table()
+
+
 def test_an_address_that_is_asked_for(start):
     networks.create("mine", subnets=["10.20.0.0/24", "fd00:20::/64"])
     box = start("sleep", "1000", network="mine:ip=10.20.0.77,ip6=fd00:20::77,mac=02:00:00:00:00:77")
@@ -136,13 +150,120 @@ def test_who_is_on_a_network_keeps_it_and_nothing_is_left_when_it_goes(start):
     assert links() == before and not records.every()
 
 
+def test_who_lets_go_of_an_address_late_takes_it_from_nobody(start):
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    before = start("sleep", "1000", network="mine:ip=10.20.0.7")
+    (gone,) = leases.of(before.inner.directory)
+    os.kill(before.inner.pid, 9)
+    until(lambda: not leases.alive(gone), "its link is gone")
+    box = start("sleep", "1000", network="mine:ip=10.20.0.7")
+    attach.release([gone])
+    (lease,) = leases.living(Host(), "mine")
+    assert lease.link != gone.link and leases.of(box.inner.directory) == [lease] and lease.link in table()
+
+
+def test_a_port_whose_first_owners_link_is_still_there_leads_to_the_next_one(start):
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    before = start("sleep", "1000", network="mine", publish=["8080:80"])
+    (gone,) = leases.of(before.inner.directory)
+    kept = os.open(f"/proc/{before.inner.init_pid}/ns/net", os.O_RDONLY)  # as long as the kernel takes it apart
+    try:
+        os.kill(before.inner.pid, 9)
+        until(lambda: not before.inner.alive, "its keeper is gone")
+        subprocess.run(["nft", "flush", "ruleset"], check=True)
+        box = start("sleep", "1000", network="mine", publish=["8080:80"])
+        assert leases.alive(gone)
+        assert f"tcp . 8080 : {address(box)} . 80" in table() and f"{address(before)} . 80" not in table()
+    finally:
+        os.close(kept)
+
+
+def test_a_lease_that_is_swept_just_when_it_is_taken_is_not_taken(start, monkeypatch):
+    networks.create("mine", subnets=["10.20.0.0/29"])
+    place, lock = leases.place("mine"), fcntl.flock
+
+    def swept(fd: int, how: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place / "10.20.0.2")
+        lock(fd, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", swept)
+        box = start("sleep", "1000", network="mine")
+    (lease,) = leases.of(box.inner.directory)
+    assert lease.addresses == ("10.20.0.3",) and leases.living(Host(), "mine") == [lease]
+
+
+def table() -> str:
+    return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_start_that_fails_on_its_second_network_has_no_address_on_the_first(start):
+    for name, subnet in (("first", "10.20.0.0/24"), ("second", "10.30.0.0/24")):
+        networks.create(name, subnets=[subnet])
+    box = start("sleep", "1000", network="second:ip=10.30.0.9")
+    with pytest.raises(AddressTaken):
+        start("sleep", "1000", network=["first", "second:ip=10.30.0.9"])
+    assert not leases.read("first") and len(leases.read("second")) == 1
+    (lease,) = leases.of(box.inner.directory)
+    assert lease.link in table()
+
+
+def test_a_start_that_fails_when_it_is_connected_is_in_no_table(start, monkeypatch):
+    """Somebody else has the port at which its names would be asked for."""
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    monkeypatch.setattr(resolver, "_PATIENCE", 0.1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("0.0.0.0", 53))
+        with pytest.raises(NetworkError, match="cannot listen on port 53"):
+            start("sleep", "1000", network="mine")
+    assert not leases.read("mine")
+    assert "10.20.0.1" in table() and "10.20.0.2" not in table()
+
+
+@pytest.mark.parametrize("asked", ["mine:ip=10.20.0.7", "mine:mac=02:00:00:00:00:07"])
+def test_who_asks_for_a_number_waits_for_those_who_are_given_one(asked):
+    networks.create("mine", subnets=["10.20.0.0/24"])
+    command = [sys.executable, "-m", "dockless", "run", "--rm", "--network", asked, "host", "--", "true"]
+    dockless.run(["true"], network="mine", check=True)  # the table is there
+    with records.lock(shared=True):
+        dockless.run(["true"], network="mine", check=True)  # who is given the next one waits for nobody
+        waiting = subprocess.Popen(command)
+        until(lambda: waits_for_a_lock(waiting.pid) or waiting.poll() is not None, "it waits")
+        assert waiting.poll() is None
+    assert waiting.wait(60) == 0
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    with open("/proc/locks") as locks:
+        return any(line.split()[1] == "->" and str(pid) in line.split() for line in locks)
+
+
+def test_a_network_that_is_removed_just_when_one_starts_on_it(start, monkeypatch):
+    networks.create("mine")
+    lock = records.lock
+
+    def late(*, shared: bool) -> contextlib.AbstractContextManager[None]:
+        monkeypatch.setattr(records, "lock", lock)
+        networks.remove("mine")
+        return lock(shared=shared)
+
+    monkeypatch.setattr(records, "lock", late)
+    with pytest.raises(UnknownNetwork):
+        start("sleep", "1000", network="mine")
+    assert not records.every() and not leases.read("mine") and "table" not in table()
+
+
 def test_a_sandbox_joins_and_leaves_while_it_runs(start):
     networks.create("mine")
     box = start("sleep", "1000")
     networks.connect("mine", box)
     assert box.exec("cat", "/proc/net/route").stdout.count(b"eth0") == 2
+    (lease,) = leases.of(box.inner.directory)
+    assert lease.link in table()
     networks.disconnect("mine", box)
     assert b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+    assert lease.link not in table() and not leases.read("mine")
 
 
 def test_one_that_began_without_a_network_has_the_same_rules_before_and_after_its_next_start(start):
@@ -203,6 +324,22 @@ def test_the_network_of_the_published_ports_is_not_left_while_it_runs(start):
     until(lambda: has() == [("two", True)], "the links of its run before are gone")
 
 
+def test_who_joins_where_it_cannot_be_written_down_has_not_joined(start, monkeypatch):
+    networks.create("mine")
+    box = start("sleep", "1000")
+
+    def full(box: Box, change: Callable[[Document], Document]) -> None:
+        change(box.document)
+        raise Unwritable("the disk is full", subject="/")
+
+    with monkeypatch.context() as patched, pytest.raises(Unwritable):
+        patched.setattr(Box, "change", full)
+        networks.connect("mine", box)
+    assert not leases.read("mine") and b"eth0" not in box.exec("cat", "/proc/net/dev").stdout
+    networks.connect("mine", box)
+    assert b"eth0" in box.exec("cat", "/proc/net/dev").stdout
+
+
 def test_many_join_at_once(start):
     names = [f"net{number}" for number in range(6)]
     for name in names:
@@ -238,6 +375,15 @@ def test_another_sandboxs_network(start):
         start("sleep", "1000", network="container:first")
     with pytest.raises(dockless.SandboxGone, match="no sandbox nobody"):
         start("sleep", "1000", network="container:nobody")
+
+
+def test_the_network_of_one_that_has_ended_is_not_that_of_whoever_has_its_number(start, monkeypatch):
+    first = start("sleep", "1000", id="first", network="bridge")
+    first.kill()
+    until(lambda: not first.inner.alive, "it has ended")
+    monkeypatch.setattr(Box, "init_pid", property(lambda box: os.getpid()))
+    with pytest.raises(SandboxGone, match="does not run"), contextlib.ExitStack() as opened:
+        namespaces_of(first.inner, opened)
 
 
 def test_who_has_the_network_of_one_in_the_foreground_asks_its_server_for_names(start):

@@ -175,6 +175,25 @@ def test_neighbours_where_bridges_call_iptables(world, start):
     assert start("sleep", "1000", network="innermost").warnings == ()
 
 
+def test_what_no_packet_of_a_network_passes_is_no_barrier(world):
+    networks.create("four", subnets=["10.20.0.0/24"])
+    networks.create("both", subnets=["10.30.0.0/24", "fd00:30::/64"])
+    networks.create("inner", subnets=["10.40.0.0/24"], internal=True)
+    networks.create("apart", subnets=["10.50.0.0/24"], internal=True, isolated=True)
+
+    def barred(family: str) -> list[str]:
+        nft("-f", "-", given=f"table {family} own {{\nchain x {{ type filter hook forward priority 0; policy drop; }}\n}}\n")
+        found = [barrier.network for barrier in barriers.barriers(Host(), records.every())]
+        nft("delete", "table", family, "own")
+        return sorted(found)
+
+    assert barred("ip6") == ["both"]
+    calling = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    for calls_them in (0, 1) if calling.exists() else ():
+        calling.write_text(str(calls_them))
+        assert barred("ip") == ["both", "four", *["inner"] * calls_them]
+
+
 def test_who_made_the_barrier_and_where_it_is_told(world, start, capfd):
     """What does not bar, what does, and who says so: a start, ``network create`` and ``connect``, ``doctor``."""
     out = 'iifname "dockless0" oifname wan'

@@ -108,6 +108,37 @@ def test_a_holder_ends_with_the_last_who_is_connected_and_drops_what_it_was_told
         assert own_host.connected(opened) is None
 
 
+@pytest.mark.parametrize("said", [b"mine 8", b"find x", b"nonsense"])
+def test_what_makes_no_sense_ends_the_connection_and_leaves_no_descriptor(home, tmp_path, said):
+    os.makedirs(own_host.place())
+    file, null = tmp_path / "told", os.open(os.devnull, os.O_RDWR)
+    told = os.open(file, os.O_RDWR | os.O_CREAT)
+
+    def held() -> int:
+        found = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found += os.readlink(f"/proc/self/fd/{name}") == str(file)
+        return found
+
+    with own_host.bound() as listening, contextlib.ExitStack() as opened:
+        first = own_host.connecting(opened)
+        thread = _served(listening, [null, null, null])
+        own = own_host.answered(first, opened)
+        with contextlib.ExitStack() as leaving:
+            other = own_host.connected(leaving)
+            own_host.tell(other.connection, 7, told, told)
+            assert held() == 3
+            socket.send_fds(other.connection, [said], [told, told])  # who has told of itself does so once
+            with contextlib.suppress(ConnectionResetError):
+                assert other.connection.recv(64) == b""
+        assert own_host.find(own.connection, 7, opened) is None and own_host.find(own.connection, 8, opened) is None
+        until(lambda: held() == 1, "what was sent is closed")
+    thread.join(10)
+    for fd in (told, null):
+        os.close(fd)
+
+
 @requires("root", "two-accounts")
 def test_another_user_is_given_nothing(home):
     """The attack: her directory is hers alone; and who would come to the socket all the same is asked by the kernel who he is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -222,6 +224,31 @@ def test_notes_of_another_boot_lead_nowhere(layer, monkeypatch):
         erofs.release()
         assert [path.parent.name.partition(".")[0] for path in notes()] == ["another-boot"]
         erofs.release(everything=True)
+
+
+def test_who_looks_for_a_mount_or_makes_one_is_alone(home):
+    with mounts.alone(), open(mounts._root() / "lock") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(mounts._root() / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE])
+def test_a_note_that_cannot_be_followed_now_is_kept(home, monkeypatch, number):
+    place = mounts._notes_of("7.8")
+    os.makedirs(place)
+    note = f"{os.getpid()}-999999-0-5"
+    (place / note).touch()
+
+    def refused(name: str) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mounts, "_noted", refused)
+        assert mounts.find("7.8") == -1
+        mounts.sweep()
+    assert os.listdir(place) == [note]
+    assert mounts.find("7.8") == -1 and not place.exists()
 
 
 def test_a_layer_made_again_is_another_one(layer, tmp_path):

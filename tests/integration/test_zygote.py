@@ -38,6 +38,22 @@ MODULES = {
         "import os\ndef refuse(*_):\n    raise OSError('as it is')\n"
         "os.register_at_fork(after_in_child=lambda: setattr(os, 'dup2', refuse))\n"
     ),
+    "ticking": """
+import os, signal, threading
+last = []
+def tick(*_):
+    try:
+        thread = threading.Thread(target=lambda: last.append("ran"))
+        thread.start()
+        thread.join()
+    except RuntimeError as error:
+        last.append(str(error))
+def arm():
+    last[:] = []
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGALRM, tick)
+os.register_at_fork(after_in_parent=arm)
+""",
     "opens": "import os\nkept = os.open('/', os.O_RDONLY)\nother = os.pipe()\n",
 }
 
@@ -68,7 +84,9 @@ import os, re, resource
 status = [line for line in open('/proc/self/status') if re.match('Umask|Uid|Gid|Groups|Cap|NoNew|Threads|SigBlk', line)]
 mounts = sorted(line.split()[4] for line in open('/proc/self/mountinfo'))
 limits = open('/proc/self/limits').read()
-found = [os.getcwd(), sorted(os.environ.items()), status, mounts, limits, sorted(os.listdir('/')), os.uname().nodename]
+own = [os.stat('/proc/self/' + name).st_uid for name in ('environ', 'maps', 'fd/1', 'fd/2')], [os.fstat(fd).st_uid for fd in (1, 2)]
+open('/proc/self/environ').close(), open('/dev/stderr', 'a').close()
+found = [os.getcwd(), sorted(os.environ.items()), status, mounts, limits, sorted(os.listdir('/')), os.uname().nodename, own]
 """
     plain = dockless.run(image, ["python3", "-c", f"{script}\nprint(found)"], capture_output=True, text=True, check=True, **options).stdout
     with Zygote(image, ["json"], **options) as zygote:
@@ -198,6 +216,16 @@ def test_processes_that_a_call_has_forked_do_not_answer_for_it(image):
     with Zygote(image, size=1) as zygote:
         for _ in range(3):
             assert zygote.run_code(code).value == "the call"
+
+
+def test_a_module_may_have_threads_for_a_moment_between_calls(image):
+    """The zygote is where it was when it has forked: no thread is born where a call is."""
+    with Zygote(image, ["ticking"], size=1) as zygote:
+        said = []
+        for _ in range(5):
+            time.sleep(0.5)  # so long after one process of a call another one is made
+            said.append(zygote.run_code("import ticking\nticking.last").value)
+        assert ["ran"] in said[2:], said
 
 
 def test_what_is_rehearsed_leaves_nothing_behind(image):

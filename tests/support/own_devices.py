@@ -32,6 +32,9 @@ def enter(devices: Path) -> None:
     os.mknod(devices / "loop-control", 0o020660, os.makedev(10, 237))
     for number in _LOOPS:
         os.mknod(devices / f"loop{number}", 0o060660, os.makedev(7, number))
+    if os.path.exists("/dev/net/tun"):  # as root is shown it: tests that need it for users make it anew
+        (devices / "net").mkdir()
+        os.mknod(devices / "net" / "tun", 0o020600, os.makedev(10, 200))
     for name, target in _LINKS.items():
         os.symlink(target, devices / name)
     for name in ("pts", "shm"):

@@ -182,6 +182,7 @@ def test_it_runs_with_nothing_of_its_starters():
     assert plan.command.envp == () and plan.command.candidates == ("/usr/bin/pasta",)
     names = [op.name for op in plan.ops]
     assert names.index("SETNS") < names.index("CLONE") < names.index("PDEATHSIG") < names.index("SPAWN") < names.index("CHDIR")
+    assert names[-1] == "NO_NEW_PRIVS"  # and it gains nothing by what it is
     assert "SETNS" not in [op.name for op in _plan(command(), False).ops]
 
 

@@ -6,7 +6,9 @@ import ast
 import enum
 import json
 import math
+import os
 import pickle
+import socket
 import sys
 import time
 from collections import namedtuple
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from dockless import HealthCheck, Pool, Zygote, aio
 from dockless._zygote import _result
 from dockless.errors import BadAnswer, BadInput, CallFailed, CallTimedOut, Unsupported
-from dockless.sandbox.zygote.answers import Said, names, texts, value_of
+from dockless.sandbox.zygote.answers import Conversation, Said, names, texts, value_of
 from dockless.sandbox.zygote.server import script
 from dockless.sandbox.zygote.values import DEPTH, Unencodable, decode, encode
 
@@ -140,6 +142,25 @@ def test_how_a_call_ended():
     assert isinstance(failure(said(late=True)), CallTimedOut)
     raised = failure(said({"raised": {"type": "ValueError", "message": "m", "traceback": "t"}}))
     assert (raised.kind, raised.text, raised.traceback) == ("ValueError", "m", "t")
+
+
+@pytest.mark.parametrize(("more", "error"), [(b"", None), (b" ", "more than was asked for"), (b"\n" * 99999, "more than was asked for")])
+def test_what_follows_an_answer_is_none_of_it(more, error):
+    raw = b'{"value": 1}'
+    ours, theirs = socket.socketpair()
+    pipes = [os.pipe() for _ in range(3)]
+    with ours, theirs:
+        theirs.sendall(len(raw).to_bytes(8, "big") + raw + more)
+        talk = Conversation(ours, pipes[0][0], (pipes[1][0], pipes[2][0]), b"{}", limit=99, most=99)
+        try:
+            if error is None:
+                assert talk.run(10).outcome == {"value": 1}
+            else:
+                with pytest.raises(BadAnswer, match=error):
+                    talk.run(10)
+        finally:
+            for fd in (fd for pair in pipes for fd in pair):
+                os.close(fd)
 
 
 @pytest.mark.parametrize("ask", [
