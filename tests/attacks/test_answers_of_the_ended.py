@@ -212,9 +212,16 @@ def test_who_is_given_an_address_in_turn_has_nothing_of_an_earlier_turn(home):
             box.inner.remove()
         assert given[:4] == given[4:] + given[3:4] == [f"10.20.0.{number}" for number in (3, 4, 5, 6)]
         assert known(Host(), kept, 4) == 1
-        box, _ = started("mine:ip=10.20.0.5")  # was given before in this turn
-        box.inner.remove()
+        for network in ("mine:ip=10.20.0.5", "mine:ip=10.20.0.6"):  # given before in this turn, or to be given yet
+            box, _ = started(network)
+            box.inner.remove()
         stays.inner.remove()
+        assert known(Host(), kept, 4) == 1  # as long as nobody else can have it
+        networks.remove("mine")
+        networks.create("mine", subnets=["10.20.0.0/29"])
+        box, lease = started("mine")
+        assert lease.addresses[0] == kept.addresses[0]
+        box.inner.remove()
 
 
 @requires("root")
