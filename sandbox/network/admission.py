@@ -40,9 +40,10 @@ def write_all(host: Host) -> None:
     """The whole table, of all networks and of the leases that live; dead ones are forgotten. ``NetworkError``"""
     with records.lock(shared=False):
         networks = records.every()
-        dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        dead = [lease for network in networks for lease in leases.dead(host, network.name)]
         _write(host, networks, _living(host, networks))
         _forget(host, dead)
+        _release(dead)
 
 
 def _write(host: Host, networks: Sequence[Network], living: Sequence[Lease]) -> None:
@@ -83,9 +84,9 @@ def sweep() -> list[str]:
         return []
     with own_host.looking() as host, records.lock(shared=False):
         networks = records.every()
-        dead = [lease for network in networks for lease in leases.sweep(host, network.name)]
+        dead = [lease for network in networks for lease in leases.dead(host, network.name)]
         if os.geteuid() != 0 and host.netns < 0:  # the table of a user is gone with her last sandbox
-            return [f"{lease.network}/{lease.addresses[0]}" for lease in dead]
+            return _release(dead)
         with host.nftables() as asking:
             if not dead and table.is_intact(asking, records.table_name(), networks):
                 return []
@@ -94,7 +95,14 @@ def sweep() -> list[str]:
             return []  # nobody has used them since the host was booted
         _write(host, networks, living)
         _forget(host, dead)
-    return [f"{lease.network}/{lease.addresses[0]}" for lease in dead] or [records.table_name()]
+        return _release(dead) or [records.table_name()]
+
+
+def _release(dead: Sequence[Lease]) -> list[str]:
+    """Last: who is killed before has left them to be found again."""
+    for lease in dead:
+        leases.release(lease)
+    return [f"{lease.network}/{lease.addresses[0]}" for lease in dead]
 
 
 def remove(name: str) -> None:

@@ -191,12 +191,9 @@ def _write(fd: int, lease: Lease) -> None:
     os.pwrite(fd, dumps(records.plain(lease)).encode().ljust(os.fstat(fd).st_size), 0)
 
 
-def sweep(host: Host, network: str) -> list[Lease]:
-    """Forget the dead ones of a network: which they were."""
-    dead = _parted(host, network)[1]
-    for lease in dead:
-        release(lease)
-    return dead
+def dead(host: Host, network: str) -> list[Lease]:
+    """Those of a network whose sandboxes have ended."""
+    return _parted(host, network)[1]
 
 
 def _path(lease: Lease) -> Path:

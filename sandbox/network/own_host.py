@@ -67,11 +67,14 @@ def connected(opened: contextlib.ExitStack) -> OwnHost | None:
 
 
 def connecting(opened: contextlib.ExitStack) -> socket.socket:
-    """A connection that the holder may not have taken yet. ``OSError``"""
+    """A connection that the holder may not have taken yet. ``OSError``; ``NetworkError`` where it is another user's."""
     client = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC))
     client.settimeout(_ANSWERS_WITHIN)
     with _reached() as path:
         client.connect(path)
+    if peer(client) != os.geteuid():
+        hint = "choose another DOCKLESS_HOME: another user has made this one"
+        raise NetworkError("another user's process listens where this user's networks are held", subject=str(place()), hint=hint)
     return client
 
 

@@ -280,3 +280,31 @@ def test_a_second_address_that_comes_to_one_with_another_first_address(home):
         finally:
             after.inner.remove()
             box.inner.remove()
+
+
+class _Killed(BaseException):
+    pass
+
+
+@requires("root")
+def test_a_lease_is_there_until_its_connections_are_forgotten(home, monkeypatch):
+    """Else whoever is killed between the two leaves them to the next one."""
+
+    def killed(*_):
+        raise _Killed
+
+    with own_network():
+        lead_out()
+        networks.create("mine", subnets=["10.20.0.0/24"])
+        box = dockless.start(["sleep", "1000"], network="mine:ip=10.20.0.77")
+        box.exec("python3", "-c", SEND)
+        (lease,) = leases.read("mine")
+        os.kill(box.inner.pid, 9)
+        until(lambda: not leases.alive(lease), "its link is gone")
+        with monkeypatch.context() as patch, pytest.raises(_Killed):
+            patch.setattr(conntrack, "forget", killed)
+            reconcile()
+        after = dockless.start(["sleep", "1000"], network="mine:ip=10.20.0.77")
+        assert known(Host(), lease, 4) == 0
+        after.inner.remove()
+        box.inner.remove()
