@@ -272,7 +272,7 @@ def test_a_zygote_that_has_ended_is_said(image):
         init = zygote._process._box.process.pid
         os.kill(init, signal.SIGKILL)
         running.join(30)
-        assert isinstance(lost[0], (ZygoteLost, CallFailed))
+        assert isinstance(lost[0], (ZygoteLost, CallFailed)), lost
         until(lambda: isinstance(_error(zygote, "1"), ZygoteLost), "that it is lost")
     with pytest.raises(SandboxGone, match="not open"):
         zygote.run_code("1")
