@@ -18,6 +18,7 @@ import dockless
 from dockless import Zygote
 from dockless.errors import BadAnswer, CallFailed, CallTimedOut, ZygoteError, ZygoteLost
 from dockless.sandbox.zygote import server
+from dockless.sandbox.zygote.seats import namespace_id
 
 pytestmark = [requires("userns", "overlay"), pytest.mark.skipif(not python_images.PYTHON.exists(), reason="no Python in /usr")]
 
@@ -264,7 +265,7 @@ def test_a_process_whose_number_is_anothers_by_now_has_no_call(monkeypatch):
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             theirs.send(b"h")
-            assert server.Node.settled(None, box, ours, server._file("/proc/self/ns/pid")) is is_it
+            assert server.ZygoteProcess.settled(None, box, ours, namespace_id("/proc/self/ns/pid")) is is_it
             ours.send(b"request")
             assert ours.getsockname() == "", "what it is asked comes from a socket without a name, as it was"
 
