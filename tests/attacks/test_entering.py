@@ -331,7 +331,7 @@ def test_nobody_inside_looks_into_what_enters(looker, fields, monkeypatch):
             if "namespaces" in fields:
                 with Sandbox(Spec(argv=("/bin/true",), **fields)) as other:
                     assert other.wait().code == 0
-        box.exec("touch", "/tmp/over")  # the sandbox may end before that does
+        box.exec("mkdir", "/tmp/over")  # which has nothing open there; the sandbox may end before it does
         *seen, last = box.stdout.read().splitlines()
     seen = [line for line in seen if fields != SHARED or line != "root / (not our root)"]  # the other's, which has begun
     assert [line for line in seen if not _ITS_OWN.fullmatch(line)] == []
