@@ -3,7 +3,8 @@
 A lease is made by making the file ``<runtime>/networks/<network>/leases/<address>``, which one alone can do. It lives as long as its link,
 whose name was never used before: that goes with the sandbox's network namespace, and that with its last process, however it ends. Until
 there is a link, whoever is starting the sandbox holds the file's lock. So nothing has to be told at the end, and no address is held by a
-sandbox that has ended. What it left is taken over by the next one that wants the address (``take``), or removed (``sweep``). flock(2)
+sandbox that has ended. What it left is taken over by the next one that wants the address (``take``), or removed
+(``admission.sweep``). flock(2)
 """
 
 from __future__ import annotations

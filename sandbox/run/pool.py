@@ -317,12 +317,15 @@ class Pool:
     def _fill(self) -> None:
         """Begin as many as there are too few."""
         while not self._closed and len(self._waiting) < self.size:
-            box = self.begin()
-            with self._lock:
-                if not self._closed:
-                    self._waiting.append(box)
-                    continue
-            box.__exit__(None, None, None)
+            self._have_wait(self.begin())
+
+    def _have_wait(self, box: WaitingSandbox) -> None:
+        """One that comes when the pool is closed is ended."""
+        with self._lock:
+            if not self._closed:
+                self._waiting.append(box)
+                return
+        box.__exit__(None, None, None)
 
     def begin(self) -> WaitingSandbox:
         """One more, which nobody has yet."""

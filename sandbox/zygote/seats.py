@@ -116,11 +116,7 @@ class Seats(Pool):
             box = self._entering.popleft()
             with _ended_on_error(box):
                 box.settle(self._zygote)
-            with self._lock:
-                if not self._closed:
-                    self._waiting.append(box)
-                    continue
-            box.__exit__(None, None, None)
+            self._have_wait(box)
 
     def lend(self) -> Seat:
         """One of them; the caller leaves it. Errors: those of a start, ``ZygoteLost``"""
